@@ -1,0 +1,37 @@
+# Language level, warnings, output folders, sanitizers, compiler cache.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# An installed tree runs from any prefix; a build tree finds libtorch in .deps.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib/dlo")
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # The sloppiness is what ccache needs to serve files that use a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+endif()
+
+add_library(dlo_options INTERFACE)
+target_include_directories(dlo_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/gen)
+target_compile_options(dlo_options INTERFACE -Wall -Wextra -Wno-unused-parameter
+                                             -Wno-missing-field-initializers -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(dlo_options INTERFACE -fpch-preprocess)
+elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(dlo_options INTERFACE -Wthread-safety)
+endif()
+if(DLO_SANITIZE)
+  add_compile_options(-fsanitize=${DLO_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${DLO_SANITIZE})
+endif()

@@ -1,0 +1,76 @@
+// A loaded text-to-video model: prompt in, frames out. The worker's view of models/; its header is torch-free.
+//
+//   ASSIGN_OR_RETURN(auto pipeline, LoadVideoPipeline({.root = root, .dtype = DType::kBF16}));
+//   RETURN_IF_ERROR(pipeline->Generate(request, observer).status());
+//
+// One request at a time; Generate may be called from any one thread. After an error or a cancellation the pipeline serves the next
+// request. libtorch's exceptions never leave it (RESOURCE_EXHAUSTED for out of memory, INTERNAL otherwise).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/dtype.h"
+#include "models/model_card.h"
+
+namespace dlo {
+
+enum class Stage { kEncodingText, kDenoising, kDecoding };
+
+struct VideoRequest {
+  std::string prompt;
+  std::string negative_prompt;
+  VideoSettings settings;
+};
+
+// A run of decoded frames: float32 [num_frames, height, width, 3] in 0..1, row-major.
+struct FrameSpan {
+  absl::Span<const float> rgb;
+  int num_frames = 0;
+  int height = 0;
+  int width = 0;
+};
+
+// Told by Generate, on its thread, what happens. Calls come in the order of the stages.
+class GenerationObserver {
+ public:
+  virtual ~GenerationObserver() = default;
+  virtual void OnStage(Stage stage) = 0;
+  // `step` denoising steps of `num_steps` are done.
+  virtual void OnStep(int step, int num_steps) = 0;
+  // The next frames, in order. They are valid during the call. An error ends the generation with it.
+  virtual absl::Status OnFrames(const FrameSpan& frames) = 0;
+  // Asked before each step and each decoded chunk; true ends the generation with CANCELLED.
+  virtual bool cancelled() const = 0;
+};
+
+struct GenerationStats {
+  absl::Duration text;
+  absl::Duration denoise;
+  absl::Duration decode;  // including the time OnFrames took
+  int64_t device_bytes_peak = 0;
+};
+
+class VideoPipeline {
+ public:
+  virtual ~VideoPipeline() = default;
+  virtual absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
+                                                   GenerationObserver& observer) = 0;
+};
+
+struct PipelineOptions {
+  std::filesystem::path root;     // a diffusers repository
+  DType dtype = DType::kBF16;     // kF32 or kBF16: transformer and text encoder; the VAE runs in float32
+  std::string device = "cpu";     // "cpu" or "cuda"
+  int threads = 0;                // torch intra-op threads of this process; 0: as many as there are cores
+};
+
+absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);
+
+}  // namespace dlo
