@@ -22,6 +22,10 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::torch_cpu)
   target_include_directories(Libtorch::c10 SYSTEM INTERFACE
     ${Libtorch_INCLUDE_DIR} ${Libtorch_INCLUDE_DIR}/torch/csrc/api/include)
   target_link_libraries(Libtorch::torch_cpu INTERFACE Libtorch::c10)
+  # at::parallel_for is a template that runs on one thread, silently, where OpenMP is off. The wheel's own runtime is linked, so that its
+  # threads are shared.
+  target_compile_options(Libtorch::c10 INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fopenmp>)
+  target_link_libraries(Libtorch::c10 INTERFACE ${_root}/lib/libgomp.so.1)
   # .deps/cuda/lib: links to libcudart and libcupti, from the toolkit or from their wheels.
   target_link_options(Libtorch::c10 INTERFACE
     "-Wl,-rpath-link,${_root}/lib" "-Wl,-rpath-link,${DLO_DEPS}/cuda/lib"
