@@ -1,20 +1,25 @@
 // Encodes a video while its frames are still being decoded.
 //
-//   ASSIGN_OR_RETURN(auto writer, VideoWriter::Create({.format = VideoFormat::kMp4, .width = 832, .height = 480,
+//   ASSIGN_OR_RETURN(auto writer, VideoWriter::Create({.format = VideoFormat::kMp4, .width = 832,
+//   .height = 480,
 //                                                      .num_frames = 81, .fps = 16}));
 //   RETURN_IF_ERROR(writer->Append(frames.rgb));  // as often as frames arrive
 //   ASSIGN_OR_RETURN(EncodedVideo video, writer->Finish());
 //
-// Append converts and copies into a bounded queue that one encoder thread serves, and blocks while the queue is full. Create finds
-// and opens the encoder, so a machine without H.264 is told before any work is done. Append and Finish belong to one thread at a
-// time. Destruction without Finish abandons the video: the thread is joined, nothing is left behind (everything is in memory).
+// Append converts and copies into a bounded queue that one encoder thread serves, and blocks while
+// the queue is full. Create finds and opens the encoder, so a machine without H.264 is told before
+// any work is done. Append and Finish belong to one thread at a time. Destruction without Finish
+// abandons the video: the thread is joined, nothing is left behind (everything is in memory).
 //
-// The bytes depend on the frames, the options and the encoder's version only, never on time or on the number of cores.
+// The bytes depend on the frames, the options and the encoder's version only, never on time or on
+// the number of cores.
 //
-//   kMp4          H.264 in MP4, yuv420p, BT.709 limited range, index in front (faststart); uint8(value * 255) truncated, as
+//   kMp4          H.264 in MP4, yuv420p, BT.709 limited range, index in front (faststart);
+//   uint8(value * 255) truncated, as
 //                 export_to_video of diffusers 0.42 does. Width and height are even.
-//   kPngSheet     Frames side by side, see media/contact_sheet.h; round(value * 255), as diffusers' PIL output.
-//   kSafetensors  Tensor `video`, float32 [frames, height, width, 3]: the values appended, bit for bit.
+//   kPngSheet     Frames side by side, see media/contact_sheet.h; round(value * 255), as diffusers'
+//   PIL output. kSafetensors  Tensor `video`, float32 [frames, height, width, 3]: the values
+//   appended, bit for bit.
 #pragma once
 
 #include <memory>
@@ -49,18 +54,20 @@ struct EncodedVideo {
 
 class VideoWriter {
  public:
-  // INVALID_ARGUMENT for a size, count or rate that cannot be; FAILED_PRECONDITION when no H.264 encoder works here, naming those
-  // that exist.
+  // INVALID_ARGUMENT for a size, count or rate that cannot be; FAILED_PRECONDITION when no H.264
+  // encoder works here, naming those that exist.
   static absl::StatusOr<std::unique_ptr<VideoWriter>> Create(const VideoWriterOptions& options);
 
   virtual ~VideoWriter() = default;
 
-  // The next frames: float32 [n, height, width, 3] in 0..1, n >= 0. Values outside 0..1 are clamped (kMp4, kPngSheet) or kept
-  // (kSafetensors). INVALID_ARGUMENT for a part of a frame, for more frames than announced, and for a value that is NaN or
-  // infinite (the message names the frame); an encoder's failure is INTERNAL. After an error every call returns that error.
+  // The next frames: float32 [n, height, width, 3] in 0..1, n >= 0. Values outside 0..1 are clamped
+  // (kMp4, kPngSheet) or kept (kSafetensors). INVALID_ARGUMENT for a part of a frame, for more
+  // frames than announced, and for a value that is NaN or infinite (the message names the frame);
+  // an encoder's failure is INTERNAL. After an error every call returns that error.
   virtual absl::Status Append(absl::Span<const float> rgb) = 0;
 
-  // Waits for the encoder and hands over the video. Once only. FAILED_PRECONDITION when frames are missing.
+  // Waits for the encoder and hands over the video. Once only. FAILED_PRECONDITION when frames are
+  // missing.
   virtual absl::StatusOr<EncodedVideo> Finish() = 0;
 };
 
