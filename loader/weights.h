@@ -1,15 +1,14 @@
 // Fills memory with a checkpoint's tensors, cast to the run's dtypes while they are read.
 //
 //   std::vector<std::byte*> destinations = ...;  // destinations[i]: specs[i].bytes() bytes
-//   RETURN_IF_ERROR(LoadTensors(checkpoint, specs, destinations, {.ignore_unexpected =
-//   {"norm_added_q"}}));
+//   RETURN_IF_ERROR(LoadTensors(checkpoint, specs, destinations,
+//                               {.ignore_unexpected = {"norm_added_q"}}));
 //
 // All checks come first: unless the checkpoint holds every spec in the right shape and a dtype that
 // can be cast, and nothing else, nothing is written and INVALID_ARGUMENT tells the first few
 // offenders of each kind with file, name and count. A spec is found under its name or, failing
-// that, its first alias present; names a spec could go by are never unexpected. Casts: between F32,
-// F16 and BF16, and from F64 to these; round to nearest even, NaN stays NaN; as torch, F64 goes
-// through F32. Any dtype is copied to itself.
+// that, its first alias present; names a spec could go by are never unexpected. Casts
+// are those of loader/cast.h.
 //
 // Pages of the file are dropped from the process as they are used, so that the peak is the result
 // plus a few MiB. Thread-safety: may run from any thread; starts and joins its own. The caller owns
@@ -22,7 +21,6 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "base/dtype.h"
 #include "base/tensor_spec.h"
 #include "loader/checkpoint.h"
 
@@ -38,12 +36,5 @@ struct LoadOptions {
 absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs,
                          absl::Span<std::byte* const> destinations,
                          const LoadOptions& options = {});
-
-// Whether LoadTensors can turn `from` into `to`.
-bool CanCast(DType from, DType to);
-
-// Casts `count` elements; neither pointer needs alignment. CanCast(from, to) must hold.
-void CastElements(DType from, const std::byte* source, DType to, std::byte* destination,
-                  size_t count);
 
 }  // namespace dlo
