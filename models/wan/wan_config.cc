@@ -25,7 +25,10 @@ constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kVocabularyMax = int64_t{1} << 24;
 constexpr int64_t kPatchMax = 16;
 constexpr int64_t kPositionsMax = int64_t{1} << 20;
-constexpr double kShiftMax = 1e6;
+// Up to 1,000 steps, float32 keeps every two noise levels of every grid apart within these shifts;
+// UniPC divides by their distance.
+constexpr double kShiftMin = 0.01;
+constexpr double kShiftMax = 100;
 
 // AutoencoderKLWan's defaults: the statistics of the Wan 2.1 VAE.
 const std::vector<double>& DefaultLatentsMean() {
@@ -347,7 +350,7 @@ absl::StatusOr<Umt5Config> ReadTextEncoder(const std::filesystem::path& root) {
 void ReadUniPC(JsonReader& reader, FlowSchedulerConfig& config) {
   config.solver = FlowSchedulerConfig::Solver::kUniPC;
   config.grid = SigmaGrid::kUniPC;
-  reader.Double("flow_shift", 1e-3, kShiftMax, &config.shift);
+  reader.Double("flow_shift", kShiftMin, kShiftMax, &config.shift);
   int64_t solver_order = 2;
   reader.Int("solver_order", 1, 2, &solver_order);
   config.solver_order = static_cast<int>(solver_order);
@@ -372,7 +375,7 @@ void ReadUniPC(JsonReader& reader, FlowSchedulerConfig& config) {
 void ReadEuler(JsonReader& reader, FlowSchedulerConfig& config) {
   config.solver = FlowSchedulerConfig::Solver::kEuler;
   config.grid = SigmaGrid::kEuler;
-  reader.Double("shift", 1e-3, kShiftMax, &config.shift);
+  reader.Double("shift", kShiftMin, kShiftMax, &config.shift);
   reader.Require("invert_sigmas", {false}, false, "inverted noise levels are not supported");
   reader.Require("stochastic_sampling", {false}, false, "stochastic sampling is not supported");
   reader.Ignore({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"});

@@ -1,7 +1,6 @@
 #include "models/wan/wan_config.h"
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
