@@ -1,0 +1,90 @@
+// What dlo-serve is told by its command line, environment and configuration file.
+//
+//   ASSIGN_OR_RETURN(ServeCommand command, ParseServeCommand(argc, argv, EnvironmentOf(environ),
+//   InstallLayout::OfThisProcess())); if (command.action == ServeCommand::Action::kPrint) std::cout
+//   << command.text; if (command.action == ServeCommand::Action::kCheck) return
+//   CheckServeConfig(command.config, std::cout); Serve(command.config);
+//
+// Command lines: `dlo-serve [serve] [--config FILE] [flags]`, `dlo-serve check [--config FILE]
+// [flags]`, each with --print-config,
+// --help or --version. Every key of the file has a flag and an environment variable; see
+// base/config.h. Without a model.path the demo model is served.
+//
+// Errors are INVALID_ARGUMENT, one line for each thing that is wrong, and name key, value and way
+// out.
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/dtype.h"
+
+namespace dlo {
+
+struct ServeConfig {
+  struct Model {
+    std::string path;           // a folder, or a Hugging Face id; see loader/model_path.h
+    DType dtype = DType::kF32;  // kF32 or kBF16; the VAE runs in float32
+  };
+  // Degrees of parallelism; all 1 in this version.
+  struct Parallel {
+    int dp = 1;
+    int sp = 1;
+    int tp = 1;
+    int cfg = 1;
+  };
+  enum class Transfer { kNone };
+  struct Offload {
+    Transfer transfer = Transfer::kNone;
+    int resident_layers = 0;
+    int slots = 2;
+  };
+
+  Model model;
+  std::string device = "cpu";              // "cpu" or "cuda"
+  std::string listen = "127.0.0.1:50051";  // gRPC: HOST:PORT (port 0: any free one) or unix:/PATH
+  std::string metrics_listen;              // HOST:PORT; empty: no metrics are served
+  std::filesystem::path data_dir;          // absolute; made when something is first written to it
+  Parallel parallel;
+  Offload offload;
+  int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
+  absl::Duration shutdown_grace = absl::Minutes(5);  // for running requests after SIGTERM
+  int worker_threads = 0;  // torch threads of a worker; 0: as many as there are cores
+  std::string log_level = "info";
+};
+
+// Where the files that come with the program lie.
+struct InstallLayout {
+  std::filesystem::path executable_dir;
+  std::filesystem::path source_dir;  // of the build tree; empty: none
+
+  // Of the running executable and the tree it was built from.
+  static InstallLayout OfThisProcess();
+
+  // The demo model: ../share/dlo/shapes beside the executable, or assets/shapes of the source tree.
+  // NOT_FOUND names both.
+  absl::StatusOr<std::filesystem::path> DemoModel() const;
+};
+
+struct ServeCommand {
+  enum class Action { kServe, kCheck, kPrint };
+  Action action = Action::kServe;
+  ServeConfig config;  // kServe, kCheck
+  std::string text;    // kPrint: what to write to standard output before exiting with 0
+};
+
+absl::StatusOr<ServeCommand> ParseServeCommand(
+    int argc, const char* const* argv, const std::map<std::string, std::string>& environment,
+    const InstallLayout& layout);
+
+// Checks what `config` names without loading any weights: the model repository's configurations,
+// its tokenizer, and the headers of every weight file against the tensors that the model needs.
+// Tells `out` what it looked at. The first error ends it.
+absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out);
+
+}  // namespace dlo
