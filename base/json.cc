@@ -118,6 +118,10 @@ std::string RangeText(absl::string_view kind, double min, double max) {
 }  // namespace
 
 absl::StatusOr<json> ParseJson(absl::string_view text, absl::string_view source) {
+  // The lexer takes a NUL byte for the end of its input and would not look at what follows.
+  if (size_t nul = text.find('\0'); nul != absl::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": NUL byte at offset ", nul));
+  }
   json document;
   BoundedBuilder builder(&document);
   bool parsed = false;
