@@ -1,4 +1,5 @@
-// Element types of checkpoints and of the run, without libtorch. Names follow the safetensors format.
+// Element types of checkpoints and of the run, without libtorch. Names follow the safetensors
+// format.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,20 @@
 
 namespace dlo {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3, kF8E5M2 };
+enum class DType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF64,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kF8E4M3,
+  kF8E5M2
+};
 
 // Bytes of one element.
 int64_t DTypeBytes(DType dtype);

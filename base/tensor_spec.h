@@ -1,5 +1,6 @@
-// What a model says about one of its tensors before any weight is read: the vocabulary shared by models (which state it), the
-// loader (which fills it from a checkpoint) and offload (which lays blocks out from it).
+// What a model says about one of its tensors before any weight is read: the vocabulary shared by
+// models (which state it), the loader (which fills it from a checkpoint) and offload (which lays
+// blocks out from it).
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,9 @@
 //   buffer = device->Allocate(layout.total_bytes());
 //   std::byte* weight = buffer.data() + layout.tensor(2).offset;
 //
-// All dtypes of a block share one range, so a block moves in one piece. Every tensor starts at a multiple of 256 bytes; tensors whose
-// sizes are multiples of 256 lie back to back, in the order given.
+// All dtypes of a block share one range, so a block moves in one piece. Every tensor starts at a
+// multiple of 256 bytes; tensors whose sizes are multiples of 256 lie back to back, in the order
+// given.
 #pragma once
 
 #include <cstdint>

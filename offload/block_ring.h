@@ -5,8 +5,8 @@
 //     hidden = Block(Views(block), hidden);
 //   }
 //
-// A ring belongs to one thread. Acquire hands out blocks 0, 1, ..., num_blocks() - 1, 0, 1, ...; after a forward that ended early
-// (an error, a cancellation) Rewind makes block 0 the next one.
+// A ring belongs to one thread. Acquire hands out blocks 0, 1, ..., num_blocks() - 1, 0, 1, ...;
+// after a forward that ended early (an error, a cancellation) Rewind makes block 0 the next one.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace dlo {
 
-// One block's weights, held while it computes. The bytes stay valid until the lease is destroyed. Move-only; belongs to the thread that
-// acquired it.
+// One block's weights, held while it computes. The bytes stay valid until the lease is destroyed.
+// Move-only; belongs to the thread that acquired it.
 class BlockLease {
  public:
   BlockLease(int64_t block, const BlockLayout* layout, std::byte* data)

@@ -4,8 +4,9 @@
 //   ASSIGN_OR_RETURN(DeviceBuffer block, device->Allocate(layout.total_bytes()));
 //   RETURN_IF_ERROR(device->CopyFromHost(block.data(), host, bytes));
 //
-// On the CPU device memory is ordinary memory whose size is accounted as if it were a device's. The CUDA implementation lives in
-// libdlo_cuda.so, opened on demand, so that a CPU process maps none of it.
+// On the CPU device memory is ordinary memory whose size is accounted as if it were a device's. The
+// CUDA implementation lives in libdlo_cuda.so, opened on demand, so that a CPU process maps none of
+// it.
 //
 // Thread-safe. A buffer must not outlive its device.
 #pragma once

@@ -58,7 +58,8 @@ TEST(DeviceKind, NamesAreChecked) {
   EXPECT_THAT(ParseDeviceKind("gpu").status().message(), testing::HasSubstr("\"gpu\""));
 }
 
-// On a machine without a driver the error says so; on one with a GPU the device opens. Never a crash.
+// On a machine without a driver the error says so; on one with a GPU the device opens. Never a
+// crash.
 TEST(CudaDevice, OpensOrSaysWhatIsMissing) {
   auto device = OpenDevice(DeviceKind::kCuda, 0);
   if (device.ok()) {

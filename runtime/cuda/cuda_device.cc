@@ -1,4 +1,5 @@
-// Device memory on a CUDA GPU. Links libtorch_cuda so that opening this library also registers libtorch's CUDA kernels.
+// Device memory on a CUDA GPU. Links libtorch_cuda so that opening this library also registers
+// libtorch's CUDA kernels.
 #include <ATen/cuda/CUDAContext.h>
 #include <cuda_runtime_api.h>
 

@@ -10,8 +10,8 @@
 namespace dlo {
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index) {
-  // Global, so that libtorch's own registrations (which libdlo_cuda.so brings in) see one set of symbols. Never closed: libtorch keeps
-  // pointers into it.
+  // Global, so that libtorch's own registrations (which libdlo_cuda.so brings in) see one set of
+  // symbols. Never closed: libtorch keeps pointers into it.
   void* library = dlopen("libdlo_cuda.so", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -8,8 +8,8 @@
 
 namespace dlo {
 
-// The CUDA device with that ordinal. FAILED_PRECONDITION names what is missing: the library (built only where a CUDA toolkit is), one of
-// its own libraries, the driver, or the device.
+// The CUDA device with that ordinal. FAILED_PRECONDITION names what is missing: the library (built
+// only where a CUDA toolkit is), one of its own libraries, the driver, or the device.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index);
 
 }  // namespace dlo

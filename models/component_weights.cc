@@ -1,0 +1,111 @@
+#include "models/component_weights.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "offload/resident_ring.h"
+
+namespace dlo {
+namespace {
+
+at::Tensor View(const BlockLayout::Tensor& tensor, std::byte* base, at::Device device) {
+  return at::from_blob(base + tensor.offset, tensor.spec.shape,
+                       at::TensorOptions().dtype(TorchDType(tensor.spec.dtype)).device(device));
+}
+
+// Layouts of a component: index 0 is what lies outside the ring, block b is index b + 1.
+std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
+  int last_block = -1;
+  for (const TensorSpec& spec : specs) last_block = std::max(last_block, spec.block);
+  std::vector<std::vector<TensorSpec>> parts(last_block + 2);
+  for (const TensorSpec& spec : specs) parts[spec.block + 1].push_back(spec);
+  std::vector<BlockLayout> layouts;
+  layouts.reserve(parts.size());
+  for (const auto& part : parts) layouts.push_back(BlockLayout::Of(part));
+  return layouts;
+}
+
+}  // namespace
+
+absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkpoint,
+                                                        absl::Span<const TensorSpec> specs,
+                                                        Device& device,
+                                                        const LoadOptions& options) {
+  std::vector<BlockLayout> layouts = Layouts(specs);
+  std::vector<DeviceBuffer> buffers;
+  for (const BlockLayout& layout : layouts) {
+    ASSIGN_OR_RETURN(DeviceBuffer buffer, device.Allocate(layout.total_bytes()));
+    buffers.push_back(std::move(buffer));
+  }
+
+  // The CPU's buffers are filled in place; another device's by way of host copies.
+  const bool in_place = device.kind() == DeviceKind::kCpu;
+  std::vector<std::vector<std::byte>> host(in_place ? 0 : layouts.size());
+  std::vector<TensorSpec> ordered;
+  std::vector<std::byte*> destinations;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    if (!in_place) host[i].resize(layouts[i].total_bytes());
+    std::byte* base = in_place ? buffers[i].data() : host[i].data();
+    for (const BlockLayout::Tensor& tensor : layouts[i].tensors()) {
+      ordered.push_back(tensor.spec);
+      destinations.push_back(base + tensor.offset);
+    }
+  }
+  RETURN_IF_ERROR(LoadTensors(checkpoint, ordered, destinations, options));
+  for (size_t i = 0; i < host.size(); ++i) {
+    RETURN_IF_ERROR(
+        device.CopyFromHost(buffers[i].data(), host[i].data(), layouts[i].total_bytes()));
+    host[i] = {};
+  }
+
+  ComponentWeights weights(TorchDevice(device));
+  for (const BlockLayout::Tensor& tensor : layouts[0].tensors()) {
+    weights.tensors_[tensor.spec.name] = View(tensor, buffers[0].data(), weights.device_);
+  }
+  weights.outside_ = std::move(buffers[0]);
+  std::vector<ResidentRing::Block> blocks;
+  for (size_t i = 1; i < layouts.size(); ++i) {
+    blocks.push_back({std::move(layouts[i]), std::move(buffers[i])});
+  }
+  weights.ring_ = std::make_unique<ResidentRing>(std::move(blocks));
+  return weights;
+}
+
+const at::Tensor& ComponentWeights::tensor(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  TORCH_CHECK(found != tensors_.end(), "no tensor ", name, " outside the blocks");
+  return found->second;
+}
+
+at::Device TorchDevice(const Device& device) {
+  return device.kind() == DeviceKind::kCpu
+             ? at::Device(at::kCPU)
+             : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.index()));
+}
+
+at::ScalarType TorchDType(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
+    default:
+      TORCH_CHECK(false, "no weights are computed with in ", std::string(DTypeName(dtype)));
+  }
+}
+
+std::vector<at::Tensor> BlockViews(const BlockLease& lease, at::Device device) {
+  std::vector<at::Tensor> views;
+  views.reserve(lease.layout().num_tensors());
+  for (const BlockLayout::Tensor& tensor : lease.layout().tensors()) {
+    views.push_back(View(tensor, lease.data(), device));
+  }
+  return views;
+}
+
+}  // namespace dlo
