@@ -50,6 +50,7 @@ struct ConfigKey {
   std::string environment_name() const;
 };
 
+// The keys of one section stand together.
 using ConfigSchema = std::vector<ConfigKey>;
 
 struct ConfigSources {
@@ -102,7 +103,7 @@ class Config {
   const Value& Get(absl::string_view key, ConfigType type) const;
 
   ConfigSchema schema_;
-  std::map<std::string, Value, std::less<>> values_;
+  std::map<std::string, Value> values_;
   std::filesystem::path file_folder_;
 };
 

@@ -82,6 +82,4 @@ absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text) {
                    "5m, 1h or 1m30s"));
 }
 
-std::string FormatDuration(absl::Duration duration) { return absl::FormatDuration(duration); }
-
 }  // namespace dlo

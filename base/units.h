@@ -24,11 +24,8 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view text);
 // Requires bytes >= 0.
 std::string FormatBytes(int64_t bytes);
 
-// Numbers with the units h, m, s, ms, us, ns, one after the other; at least zero and finite. Only 0
-// may stand without a unit.
+// What absl::FormatDuration writes: numbers with the units h, m, s, ms, us, ns, one after the
+// other; at least zero and finite. Only 0 may stand without a unit.
 absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text);
-
-// A text that ParseDuration turns into `duration` again: "1m30s".
-std::string FormatDuration(absl::Duration duration);
 
 }  // namespace dlo

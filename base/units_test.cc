@@ -70,7 +70,7 @@ TEST(UnitsTest, ParsesDurations) {
     const absl::StatusOr<absl::Duration> parsed = ParseDuration(text);
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     EXPECT_EQ(*parsed, duration) << text;
-    EXPECT_EQ(*ParseDuration(FormatDuration(*parsed)), duration);
+    EXPECT_EQ(*ParseDuration(absl::FormatDuration(*parsed)), duration);
   }
 }
 
