@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/generate.h"
@@ -78,8 +79,20 @@ void AddGenerate(CLI::App* command, GenerateOptions* options) {
                      [settings](double x) { settings->set_flow_shift(x); });
   AddSetting<std::string>(command, "--solver", "unipc, unipc-legacy, euler or euler-native",
                           [settings](const std::string& name) { settings->set_solver(name); });
-  AddSetting<uint64_t>(command, "--seed", "Same seed, same video",
-                       [settings](uint64_t n) { settings->set_seed(n); });
+  command
+      ->add_option_function<std::string>(
+          "--seed",
+          [settings](const std::string& text) {
+            // CLI11 takes -1 for 2^64 - 1.
+            uint64_t seed = 0;
+            if (!absl::SimpleAtoi(text, &seed)) {
+              throw CLI::ValidationError(
+                  "--seed", absl::StrCat("must be a whole number from 0 to 2^64 - 1, got ", text));
+            }
+            settings->set_seed(seed);
+          },
+          "Same seed, same video")
+      ->type_name("UINT");
   command
       ->add_option(
           "-o,--output", options->output,

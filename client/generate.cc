@@ -244,7 +244,14 @@ absl::Status Generate(const GenerateOptions& options, const Console& console,
   EventSink sink(&file, &bar);
   RETURN_IF_ERROR(RunCall(options, request, interrupt, sink));
   RETURN_IF_ERROR(sink.Commit());
-  if (sheet.has_value()) RETURN_IF_ERROR(MakeContactSheet(options.output, *sheet));
+  if (sheet.has_value()) {
+    if (absl::Status status = MakeContactSheet(options.output, *sheet); !status.ok()) {
+      return absl::Status(
+          status.code(),
+          absl::StrCat(options.output.string(),
+                       " is complete, but its contact sheet cannot be made: ", status.message()));
+    }
+  }
   bar.Note(absl::StrCat("done in ", DescribeTimes(sink.result()->times()), ", ",
                         HumanBytes(file.size_bytes())));
   if (options.quiet) return absl::OkStatus();

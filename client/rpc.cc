@@ -60,6 +60,13 @@ std::string Violations(const google::rpc::BadRequest& request) {
   return absl::StrJoin(parts, "; ");
 }
 
+// "Connection refused" of "failed to connect to all addresses; last error: UNKNOWN: ipv4:...:
+// Connection refused".
+std::string ConnectError(const std::string& message) {
+  if (message.find("last error: ") == std::string::npos) return message;
+  return message.substr(message.rfind(": ") + 2);
+}
+
 std::string Describe(const grpc::Status& status, const CallContext& call) {
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) details.Clear();
@@ -83,7 +90,8 @@ std::string Describe(const grpc::Status& status, const CallContext& call) {
         return absl::StrCat("the connection to ", call.endpoint,
                             " was lost: ", status.error_message());
       }
-      return absl::StrCat("no server answers at ", call.endpoint, " (", status.error_message(),
+      return absl::StrCat("no server answers at ", call.endpoint, " (",
+                          ConnectError(status.error_message()),
                           "); start one with `dlo-serve`, or name another with --endpoint");
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return absl::StrCat("not finished within --timeout ", absl::FormatDuration(call.timeout));
@@ -113,8 +121,7 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& endpoint) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // A server that is just starting is met soon after it listens.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -41,7 +41,8 @@ absl::StatusOr<std::unique_ptr<FrameEncoder>> NewMp4Encoder(const VideoWriterOpt
 absl::StatusOr<std::unique_ptr<FrameEncoder>> NewMp4Encoder(
     const VideoWriterOptions& options, const std::vector<std::string>& encoders);
 std::unique_ptr<FrameEncoder> NewPngSheetEncoder(const VideoWriterOptions& options);
-std::unique_ptr<FrameEncoder> NewSafetensorsEncoder(const VideoWriterOptions& options);
+absl::StatusOr<std::unique_ptr<FrameEncoder>> NewSafetensorsEncoder(
+    const VideoWriterOptions& options);
 
 // The queue and thread in front of an encoder. `options` are valid.
 std::unique_ptr<VideoWriter> NewVideoWriter(const VideoWriterOptions& options,

@@ -1,8 +1,9 @@
 #include <bit>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "loader/safetensors.h"
 #include "media/frame_encoder.h"
 
 namespace dlo {
@@ -10,23 +11,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors holds little-endian values");
 
-// Written frame by frame behind a header whose size is known in advance. The format: 8 bytes
-// little-endian length of the header, the header (JSON, padded with blanks to a multiple of 8), the
-// values.
+// Appends frame by frame behind a preamble that is known in advance.
 class SafetensorsEncoder : public FrameEncoder {
  public:
-  explicit SafetensorsEncoder(const VideoWriterOptions& options) {
-    const int64_t values_bytes =
-        int64_t{options.num_frames} * options.height * options.width * 3 * int64_t{sizeof(float)};
-    std::string header = absl::StrCat(R"({"__metadata__":{"fps":")", options.fps,
-                                      R"("},"video":{"dtype":"F32","shape":[)", options.num_frames,
-                                      ",", options.height, ",", options.width,
-                                      R"(,3],"data_offsets":[0,)", values_bytes, "]}}");
-    header.resize((header.size() + 7) / 8 * 8, ' ');
-    const uint64_t header_bytes = header.size();
-    bytes_.reserve(sizeof(header_bytes) + header.size() + values_bytes);
-    bytes_.append(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
-    bytes_ += header;
+  SafetensorsEncoder(std::string preamble, size_t values_bytes) : bytes_(std::move(preamble)) {
+    bytes_.reserve(bytes_.size() + values_bytes);
   }
 
   FrameConversion conversion() const override { return FrameConversion::kNone; }
@@ -44,8 +33,18 @@ class SafetensorsEncoder : public FrameEncoder {
 
 }  // namespace
 
-std::unique_ptr<FrameEncoder> NewSafetensorsEncoder(const VideoWriterOptions& options) {
-  return std::make_unique<SafetensorsEncoder>(options);
+absl::StatusOr<std::unique_ptr<FrameEncoder>> NewSafetensorsEncoder(
+    const VideoWriterOptions& options) {
+  const SafetensorsTensor video{
+      .name = "video",
+      .dtype = DType::kF32,
+      .shape = {options.num_frames, options.height, options.width, 3},
+  };
+  ASSIGN_OR_RETURN(std::string preamble,
+                   SafetensorsPreamble({video}, {{"fps", absl::StrCat(options.fps)}}));
+  const size_t values_bytes =
+      size_t{3} * sizeof(float) * options.num_frames * options.height * options.width;
+  return std::make_unique<SafetensorsEncoder>(std::move(preamble), values_bytes);
 }
 
 }  // namespace dlo

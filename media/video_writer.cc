@@ -246,9 +246,10 @@ absl::StatusOr<std::unique_ptr<VideoWriter>> VideoWriter::Create(
       case VideoFormat::kPngSheet:
         encoder = NewPngSheetEncoder(options);
         break;
-      case VideoFormat::kSafetensors:
-        encoder = NewSafetensorsEncoder(options);
+      case VideoFormat::kSafetensors: {
+        ASSIGN_OR_RETURN(encoder, NewSafetensorsEncoder(options));
         break;
+      }
     }
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory to hold the video");
