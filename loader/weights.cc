@@ -183,6 +183,14 @@ class ChunkRunner {
 
 }  // namespace
 
+absl::Status CheckTensors(const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs,
+                          const LoadOptions& options) {
+  // The plan only asks whether there is a destination.
+  std::byte nowhere;
+  const std::vector<std::byte*> destinations(specs.size(), &nowhere);
+  return PlanTransfers(checkpoint, specs, destinations, options).status();
+}
+
 absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs,
                          absl::Span<std::byte* const> destinations, const LoadOptions& options) {
   ASSIGN_OR_RETURN(std::vector<Transfer> transfers,

@@ -33,6 +33,10 @@ struct LoadOptions {
   int threads = 0;  // 0: as many as the process may use cores
 };
 
+// The checks of LoadTensors alone: nothing is read but headers.
+absl::Status CheckTensors(const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs,
+                          const LoadOptions& options = {});
+
 absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs,
                          absl::Span<std::byte* const> destinations,
                          const LoadOptions& options = {});
