@@ -1,0 +1,161 @@
+#include "server/frontend.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "server/status_details.h"
+
+namespace dlo {
+namespace {
+
+// How long calls that were ended may take to reach their clients.
+constexpr absl::Duration kFlushTime = absl::Seconds(2);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions options,
+                                                          std::shared_ptr<const ModelCard> card) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+  std::unique_ptr<Frontend> frontend(new Frontend(std::move(options), std::move(card)));
+  RETURN_IF_ERROR(frontend->Listen());
+  frontend->StartWorkers();
+  return frontend;
+}
+
+Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card)
+    : options_(std::move(options)),
+      links_(options_.links, this),
+      scheduler_(options_.scheduler, &links_),
+      service_(std::move(card), &scheduler_),
+      rank_ready_(options_.supervisor.num_ranks, false) {}
+
+Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
+
+absl::Status Frontend::Listen() {
+  grpc::ServerBuilder links;
+  links.RegisterService(&links_);
+  link_server_ = links.BuildAndStart();
+  if (link_server_ == nullptr) return absl::InternalError("the workers' server does not start");
+
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &port);
+  // With it a second server would share the port in silence.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.RegisterService(&service_);
+  public_server_ = builder.BuildAndStart();
+  if (public_server_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", options_.listen, " (is another server running there?)"));
+  }
+  public_server_->GetHealthCheckService()->SetServingStatus(false);
+  public_server_->GetHealthCheckService()->SetServingStatus(
+      v1::VideoGeneration::service_full_name(), false);
+  address_ = options_.listen;
+  if (!absl::StartsWith(address_, "unix:")) {
+    address_ = absl::StrCat(address_.substr(0, address_.rfind(':')), ":", port);
+  }
+  return absl::OkStatus();
+}
+
+void Frontend::StartWorkers() {
+  SupervisorEvents events;
+  events.on_ready = [this](int rank) {
+    scheduler_.OnRankReady(rank);
+    SetRankReady(rank, true);
+  };
+  events.on_lost = [this](int rank, RankLoss loss) {
+    SetRankReady(rank, false);
+    scheduler_.OnRankLost(rank, std::move(loss));
+  };
+  events.on_gave_up = [this](absl::Status status) {
+    if (options_.on_failure) options_.on_failure(std::move(status));
+  };
+  supervisor_ = std::make_unique<Supervisor>(
+      options_.supervisor, &links_,
+      [this](int fd) { grpc::AddInsecureChannelFromFd(link_server_.get(), fd); },
+      std::move(events));
+  supervisor_->Start();
+}
+
+void Frontend::Shutdown(absl::Duration grace) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  const absl::Time deadline = absl::Now() + grace;
+  if (public_server_ != nullptr) public_server_->GetHealthCheckService()->Shutdown();
+  scheduler_.Drain();
+  if (!scheduler_.WaitIdle(deadline)) {
+    scheduler_.EndAll(StatusWithReason(grpc::StatusCode::UNAVAILABLE, "SHUTTING_DOWN",
+                                       "the server was shut down before the request was finished"));
+  }
+  if (public_server_ != nullptr) {
+    public_server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTime));
+    public_server_->Wait();
+  }
+  if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));
+  if (link_server_ != nullptr) {
+    link_server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    link_server_->Wait();
+  }
+}
+
+void Frontend::SetRankReady(int rank, bool ready) {
+  bool changed = false;
+  bool serving = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    rank_ready_[rank] = ready;
+    serving = !stopping_ && std::all_of(rank_ready_.begin(), rank_ready_.end(),
+                                        [](bool rank_is_ready) { return rank_is_ready; });
+    changed = serving != serving_;
+    serving_ = serving;
+  }
+  if (!changed) return;
+  public_server_->GetHealthCheckService()->SetServingStatus(serving);
+  public_server_->GetHealthCheckService()->SetServingStatus(
+      v1::VideoGeneration::service_full_name(), serving);
+  if (serving) {
+    spdlog::info("serving on {}", address_);
+  } else {
+    spdlog::warn("not serving");
+  }
+  if (options_.on_serving) options_.on_serving(serving);
+}
+
+void Frontend::OnAttached(int rank) { supervisor_->OnAttached(rank); }
+void Frontend::OnReady(int rank) { supervisor_->OnReady(rank); }
+void Frontend::OnLoadFailed(int rank, v1::LoadFailed failed) {
+  supervisor_->OnLoadFailed(rank, std::move(failed));
+}
+void Frontend::OnDetached(int rank, uint64_t incarnation, std::string reason) {
+  spdlog::debug("rank {}: the worker {}", rank, reason);
+  supervisor_->OnDetached(rank, incarnation);
+}
+void Frontend::OnProgress(int rank, v1::WaveProgress progress) {
+  scheduler_.OnProgress(rank, std::move(progress));
+}
+void Frontend::OnFinished(int rank, uint64_t wave) { scheduler_.OnFinished(rank, wave); }
+void Frontend::OnFailed(int rank, v1::WaveFailed failed) {
+  scheduler_.OnFailed(rank, std::move(failed));
+}
+
+}  // namespace dlo

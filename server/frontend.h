@@ -1,0 +1,91 @@
+// dlo-serve without its configuration: the public server, the scheduler, the links and the
+// supervisor, put together.
+//
+//   ASSIGN_OR_RETURN(auto frontend, Frontend::Start(options, card));
+//   frontend->Shutdown(absl::Seconds(30));  // finishes what runs
+//
+// Start returns when the public port listens; health says NOT_SERVING until every rank is ready.
+// Thread-safe.
+#pragma once
+
+#include <grpcpp/server.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "models/model_card.h"
+#include "server/generation_service.h"
+#include "server/scheduler.h"
+#include "server/supervisor.h"
+#include "server/worker_link_service.h"
+
+namespace dlo {
+
+struct FrontendOptions {
+  std::string listen = "127.0.0.1:0";  // host:port (port 0: any free one) or unix:path
+  SchedulerOptions scheduler;
+  SupervisorOptions supervisor;
+  WorkerLinkOptions links;
+  // Told when the service starts and stops being able to work.
+  std::function<void(bool serving)> on_serving;
+  // Told once, when the workers cannot be kept alive. Must not call Shutdown itself.
+  std::function<void(absl::Status)> on_failure;
+};
+
+class Frontend : private LinkEvents {
+ public:
+  // UNAVAILABLE when `listen` cannot be bound.
+  static absl::StatusOr<std::unique_ptr<Frontend>> Start(FrontendOptions options,
+                                                         std::shared_ptr<const ModelCard> card);
+  // Shutdown without grace.
+  ~Frontend() override;
+
+  // With the port that was chosen.
+  const std::string& address() const { return address_; }
+
+  // What waits in a rank's result queue for its clients.
+  int64_t result_bytes_waiting(int rank) { return links_.result_queue(rank)->bytes(); }
+
+  // Refuses new requests and ends queued ones at once, finishes what runs within `grace`, ends the
+  // rest, stops the workers. Idempotent.
+  void Shutdown(absl::Duration grace);
+
+ private:
+  Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card);
+  absl::Status Listen();
+  void StartWorkers();
+  void SetRankReady(int rank, bool ready);
+
+  void OnAttached(int rank) override;
+  void OnReady(int rank) override;
+  void OnLoadFailed(int rank, v1::LoadFailed failed) override;
+  void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
+  void OnProgress(int rank, v1::WaveProgress progress) override;
+  void OnFinished(int rank, uint64_t wave) override;
+  void OnFailed(int rank, v1::WaveFailed failed) override;
+
+  const FrontendOptions options_;
+  std::string address_;
+
+  // In the order of their dependence; the supervisor goes first, the servers before the services
+  // they call.
+  WorkerLinkService links_;
+  Scheduler scheduler_;
+  GenerationService service_;
+  std::unique_ptr<grpc::Server> link_server_;
+  std::unique_ptr<grpc::Server> public_server_;
+  std::unique_ptr<Supervisor> supervisor_;
+
+  absl::Mutex mutex_;
+  std::vector<bool> rank_ready_ ABSL_GUARDED_BY(mutex_);
+  bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace dlo

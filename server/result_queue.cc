@@ -1,0 +1,123 @@
+#include "server/result_queue.h"
+
+#include <utility>
+
+namespace dlo {
+namespace {
+
+int64_t ItemBytes(const ResultItem& item) {
+  const auto* chunk = std::get_if<v1::ResultChunk>(&item);
+  return chunk == nullptr ? 0 : static_cast<int64_t>(chunk->data().size());
+}
+
+}  // namespace
+
+void ResultQueue::SetOnRoom(std::function<void()> on_room) {
+  absl::MutexLock lock(&mutex_);
+  on_room_ = std::move(on_room);
+  producer_waits_ = false;
+}
+
+void ResultQueue::Open(uint64_t wave, std::function<void()> on_item) {
+  absl::MutexLock lock(&mutex_);
+  Lane& lane = lanes_[wave];
+  lane.on_item = std::move(on_item);
+  lane.last_taken = absl::Now();
+}
+
+void ResultQueue::Close(uint64_t wave) {
+  std::map<uint64_t, Lane>::node_type closed;
+  std::function<void()> on_room;
+  {
+    absl::MutexLock lock(&mutex_);
+    closed = lanes_.extract(wave);
+    if (closed.empty()) return;
+    messages_ -= static_cast<int>(closed.mapped().items.size());
+    bytes_ -= closed.mapped().bytes;
+    on_room = RoomCallback();
+  }
+  if (on_room) on_room();
+}
+
+bool ResultQueue::Push(uint64_t wave, ResultItem item) {
+  std::function<void()> on_item;
+  bool room;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = lanes_.find(wave);
+    if (it == lanes_.end()) {
+      ++dropped_;
+      return true;
+    }
+    Lane& lane = it->second;
+    const int64_t item_bytes = ItemBytes(item);
+    // A lane that was empty has not kept anybody waiting.
+    if (lane.items.empty()) lane.last_taken = absl::Now();
+    lane.items.push_back(std::move(item));
+    lane.bytes += item_bytes;
+    ++messages_;
+    bytes_ += item_bytes;
+    room = !full();
+    if (!room) producer_waits_ = true;
+    on_item = lane.on_item;
+  }
+  if (on_item) on_item();
+  return room;
+}
+
+std::optional<ResultItem> ResultQueue::Pop(uint64_t wave) {
+  std::optional<ResultItem> item;
+  std::function<void()> on_room;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = lanes_.find(wave);
+    if (it == lanes_.end() || it->second.items.empty()) return std::nullopt;
+    Lane& lane = it->second;
+    item = std::move(lane.items.front());
+    lane.items.pop_front();
+    const int64_t item_bytes = ItemBytes(*item);
+    lane.bytes -= item_bytes;
+    lane.last_taken = absl::Now();
+    --messages_;
+    bytes_ -= item_bytes;
+    on_room = RoomCallback();
+  }
+  if (on_room) on_room();
+  return item;
+}
+
+std::function<void()> ResultQueue::RoomCallback() {
+  if (!producer_waits_ || full()) return nullptr;
+  producer_waits_ = false;
+  return on_room_;
+}
+
+std::optional<uint64_t> ResultQueue::StalledSince(absl::Time since) const {
+  absl::MutexLock lock(&mutex_);
+  if (!full()) return std::nullopt;
+  const std::map<uint64_t, Lane>::value_type* largest = nullptr;
+  for (const auto& lane : lanes_) {
+    if (largest == nullptr || lane.second.bytes > largest->second.bytes) largest = &lane;
+  }
+  if (largest == nullptr || largest->second.items.empty() || largest->second.last_taken > since) {
+    return std::nullopt;
+  }
+  return largest->first;
+}
+
+int64_t ResultQueue::bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return bytes_;
+}
+
+int ResultQueue::messages() const {
+  absl::MutexLock lock(&mutex_);
+  return messages_;
+}
+
+int64_t ResultQueue::dropped() const {
+  absl::MutexLock lock(&mutex_);
+  return dropped_;
+}
+
+}  // namespace dlo

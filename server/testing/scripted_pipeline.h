@@ -1,0 +1,23 @@
+// A VideoPipeline for the tests of everything around it: no model; the prompt says what happens.
+//
+//   "steps_ms=20"        each step takes so long (0 by default)
+//   "hold_step=2:/path"  after step 2 waits until /path exists, or for the cancellation
+//   "hold_text:/path"    the same before the first step
+//   "signal=9"           raises the signal after the first step
+//   "exit=7"             exits with the code after the first step
+//   "oom", "fail"        returns RESOURCE_EXHAUSTED, INTERNAL after the first step
+//   "throw"              throws std::bad_alloc out of Generate
+//   "nan"                the frames hold a NaN, which the encoder refuses
+//
+// Words that are none of these are ignored. The frames show a ramp that depends on the seed.
+#pragma once
+
+#include <memory>
+
+#include "models/video_pipeline.h"
+
+namespace dlo {
+
+std::unique_ptr<VideoPipeline> NewScriptedPipeline();
+
+}  // namespace dlo

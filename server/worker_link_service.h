@@ -1,0 +1,85 @@
+// The server's end of the links to the workers: one stream per rank, a handshake, and the flow
+// control of results.
+//
+//   WorkerLinkService service({.num_ranks = 1}, &events);
+//   service.Expect(0, incarnation);          // then the worker may attach
+//   service.Send(0, message);
+//
+// A stream is accepted if protocol version, build id and the rank's expected incarnation agree, and
+// refused with the reason otherwise. While a rank's result queue is full its stream is not read, so
+// the worker blocks in its send and nothing accumulates here. Thread-safe. Events come on gRPC's
+// threads and must not block; `events` outlives the server that the service is registered with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "dlo/v1/worker_link.grpc.pb.h"
+#include "server/rank.h"
+
+namespace dlo {
+
+class LinkEvents {
+ public:
+  virtual ~LinkEvents() = default;
+  virtual void OnAttached(int rank) = 0;
+  virtual void OnReady(int rank) = 0;
+  virtual void OnLoadFailed(int rank, v1::LoadFailed failed) = 0;
+  // The stream ended or was refused (`reason`).
+  virtual void OnDetached(int rank, uint64_t incarnation, std::string reason) = 0;
+  virtual void OnProgress(int rank, v1::WaveProgress progress) = 0;
+  virtual void OnFinished(int rank, uint64_t wave) = 0;
+  virtual void OnFailed(int rank, v1::WaveFailed failed) = 0;
+};
+
+struct WorkerLinkOptions {
+  int num_ranks = 1;
+  absl::Duration heartbeat_interval = absl::Seconds(1);
+  ResultQueue::Limits result_limits;
+  std::string build_id;
+};
+
+class LinkSession;
+
+class WorkerLinkService : public v1::WorkerLink::CallbackService, public RankLinks {
+ public:
+  WorkerLinkService(WorkerLinkOptions options, LinkEvents* events);
+  ~WorkerLinkService() override;
+
+  // From now on only this incarnation of the rank is heard; the stream of an earlier one is ended.
+  void Expect(int rank, uint64_t incarnation);
+
+  // When the rank was last heard. Now, while its stream is not read because its queue is full.
+  absl::Time LastHeard(int rank) const;
+
+  void Send(int rank, v1::ToWorker message) override;
+  std::shared_ptr<ResultQueue> result_queue(int rank) override;
+
+  grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* Attach(
+      grpc::CallbackServerContext* context) override;
+
+ private:
+  friend class LinkSession;
+  struct Rank {
+    uint64_t incarnation = 0;
+    std::shared_ptr<LinkSession> session;
+    std::shared_ptr<ResultQueue> queue;
+  };
+
+  // Empty, or why the worker is refused.
+  std::string Register(const v1::Hello& hello, const std::shared_ptr<LinkSession>& session);
+  void Deregister(int rank, uint64_t incarnation, const LinkSession* session, std::string reason);
+  bool IsCurrent(int rank, uint64_t incarnation) const;
+
+  const WorkerLinkOptions options_;
+  LinkEvents* const events_;
+  mutable absl::Mutex mutex_;
+  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace dlo

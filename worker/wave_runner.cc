@@ -1,0 +1,204 @@
+#include "worker/wave_runner.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "media/video_writer.h"
+#include "proto/convert.h"
+#include "worker/process_memory.h"
+
+namespace dlo {
+namespace {
+
+constexpr size_t kChunkBytesMax = size_t{1} << 20;
+
+constexpr char kCancelled[] = "CANCELLED";
+constexpr char kOutOfMemory[] = "OUT_OF_MEMORY";
+constexpr char kEncodingFailed[] = "ENCODING_FAILED";
+constexpr char kGenerationFailed[] = "GENERATION_FAILED";
+
+VideoFormat ToVideoFormat(v1::OutputFormat format) {
+  switch (format) {
+    case v1::OUTPUT_FORMAT_PNG_SHEET:
+      return VideoFormat::kPngSheet;
+    case v1::OUTPUT_FORMAT_SAFETENSORS:
+      return VideoFormat::kSafetensors;
+    default:
+      return VideoFormat::kMp4;
+  }
+}
+
+v1::JobState ToJobState(Stage stage) {
+  switch (stage) {
+    case Stage::kEncodingText:
+      return v1::JOB_STATE_ENCODING_TEXT;
+    case Stage::kDenoising:
+      return v1::JOB_STATE_DENOISING;
+    case Stage::kDecoding:
+      return v1::JOB_STATE_DECODING;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
+  v1::WaveFailed failed;
+  failed.set_code(static_cast<int>(status.code()));
+  failed.set_message(std::string(status.message()));
+  if (absl::IsCancelled(status)) {
+    failed.set_reason(kCancelled);
+  } else if (absl::IsResourceExhausted(status)) {
+    failed.set_reason(kOutOfMemory);
+  } else {
+    failed.set_reason(reason);
+  }
+  return failed;
+}
+
+}  // namespace
+
+// Tells dlo-serve of stages and steps, and hands frames to the encoder.
+class WaveRunner::Observer : public GenerationObserver {
+ public:
+  Observer(WaveRunner* runner, uint64_t wave, int num_steps, VideoWriter* writer)
+      : runner_(runner), wave_(wave), num_steps_(num_steps), writer_(writer) {}
+
+  void OnStage(Stage stage) override {
+    stage_ = ToJobState(stage);
+    runner_->stage_ = stage_;
+    Tell();
+  }
+
+  void OnStep(int step, int num_steps) override {
+    step_ = step;
+    num_steps_ = num_steps;
+    runner_->step_ = step;
+    Tell();
+  }
+
+  absl::Status OnFrames(const FrameSpan& frames) override {
+    encoder_status_ = writer_->Append(frames.rgb);
+    return encoder_status_;
+  }
+
+  bool cancelled() const override { return runner_->cancelled_wave_ == wave_; }
+
+  const absl::Status& encoder_status() const { return encoder_status_; }
+
+ private:
+  void Tell() {
+    v1::FromWorker message;
+    v1::WaveProgress* progress = message.mutable_progress();
+    progress->set_wave_id(wave_);
+    progress->set_stage(stage_);
+    progress->set_step(step_);
+    progress->set_num_steps(num_steps_);
+    runner_->send_(std::move(message));
+  }
+
+  WaveRunner* const runner_;
+  const uint64_t wave_;
+  int num_steps_;
+  VideoWriter* const writer_;
+  v1::JobState stage_ = v1::JOB_STATE_UNSPECIFIED;
+  int step_ = 0;
+  absl::Status encoder_status_;
+};
+
+void WaveRunner::Run(const v1::Assignment& assignment) {
+  wave_ = assignment.wave_id();
+  v1::WaveFailed failed;
+  // The pipeline's exceptions stay inside it; these are the encoder's and our own.
+  try {
+    failed = Generate(assignment);
+  } catch (const std::bad_alloc&) {
+    failed =
+        Failure(absl::ResourceExhaustedError("the worker is out of host memory"), kOutOfMemory);
+  } catch (const std::exception& error) {
+    failed = Failure(absl::InternalError(error.what()), kGenerationFailed);
+  }
+  if (failed.code() != 0) {
+    spdlog::warn("job {}: {}: {}", assignment.request().job_id(), failed.reason(),
+                 failed.message());
+    failed.set_wave_id(assignment.wave_id());
+    v1::FromWorker message;
+    *message.mutable_failed() = std::move(failed);
+    send_(std::move(message));
+  }
+  wave_ = 0;
+  stage_ = v1::JOB_STATE_UNSPECIFIED;
+  step_ = 0;
+}
+
+// The failure, with code 0 if there is none.
+v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment) {
+  const v1::WaveRequest& wave_request = assignment.request();
+  VideoRequest request{wave_request.prompt(), wave_request.negative_prompt(),
+                       FromProto(wave_request.settings())};
+  absl::StatusOr<std::unique_ptr<VideoWriter>> writer =
+      VideoWriter::Create({.format = ToVideoFormat(wave_request.output_format()),
+                           .width = request.settings.width,
+                           .height = request.settings.height,
+                           .num_frames = request.settings.num_frames,
+                           .fps = request.settings.fps});
+  if (!writer.ok()) return Failure(writer.status(), kEncodingFailed);
+
+  Observer observer(this, assignment.wave_id(), request.settings.num_inference_steps,
+                    writer->get());
+  const absl::StatusOr<GenerationStats> stats = pipeline_->Generate(request, observer);
+  if (!observer.encoder_status().ok()) return Failure(observer.encoder_status(), kEncodingFailed);
+  if (!stats.ok()) return Failure(stats.status(), kGenerationFailed);
+
+  const absl::Time decoded = absl::Now();
+  absl::StatusOr<EncodedVideo> video = (*writer)->Finish();
+  if (!video.ok()) return Failure(video.status(), kEncodingFailed);
+  const absl::Duration encode_tail = absl::Now() - decoded;
+
+  v1::FromWorker message;
+  v1::WaveFinished* finished = message.mutable_finished();
+  finished->set_wave_id(assignment.wave_id());
+  finished->set_size_bytes(static_cast<int64_t>(video->bytes.size()));
+  finished->set_sha256(video->sha256);
+  finished->set_media_type(video->media_type);
+  *finished->mutable_times()->mutable_text() = ToProto(stats->text);
+  *finished->mutable_times()->mutable_denoise() = ToProto(stats->denoise);
+  *finished->mutable_times()->mutable_decode() = ToProto(stats->decode);
+  *finished->mutable_times()->mutable_encode_tail() = ToProto(encode_tail);
+  finished->mutable_usage()->set_rank(rank_);
+  finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak);
+  finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
+  if (!SendVideo(assignment.wave_id(), video->bytes)) {
+    return Failure(absl::CancelledError("cancelled while the result was sent"), kCancelled);
+  }
+  send_(std::move(message));
+  return {};
+}
+
+bool WaveRunner::SendVideo(uint64_t wave, const std::string& bytes) {
+  for (size_t offset = 0; offset < bytes.size(); offset += kChunkBytesMax) {
+    if (cancelled_wave_ == wave) return false;
+    v1::FromWorker message;
+    message.mutable_chunk()->set_wave_id(wave);
+    v1::ResultChunk* chunk = message.mutable_chunk()->mutable_chunk();
+    chunk->set_offset(static_cast<int64_t>(offset));
+    chunk->set_data(bytes.data() + offset, std::min(kChunkBytesMax, bytes.size() - offset));
+    if (!send_(std::move(message))) return false;
+  }
+  return true;
+}
+
+v1::Heartbeat WaveRunner::CurrentHeartbeat() const {
+  v1::Heartbeat heartbeat;
+  heartbeat.set_wave_id(wave_);
+  heartbeat.set_stage(stage_);
+  heartbeat.set_step(step_);
+  return heartbeat;
+}
+
+}  // namespace dlo

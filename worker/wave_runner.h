@@ -1,0 +1,50 @@
+// Runs one assignment: pipeline, encoder beside it, and the messages that tell dlo-serve of both.
+//
+//   WaveRunner runner(pipeline.get(), rank, [&](v1::FromWorker message) { return
+//   link.Send(std::move(message)); }); runner.Run(assignment);   // ends with WaveFinished or
+//   WaveFailed
+//
+// Run belongs to one thread and never fails: whatever goes wrong in a request is told in
+// WaveFailed, and the next one can run. Cancel and CurrentHeartbeat are thread-safe. The pipeline
+// is borrowed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "dlo/v1/worker_link.pb.h"
+#include "models/video_pipeline.h"
+
+namespace dlo {
+
+class WaveRunner {
+ public:
+  // `send` may block; false: nobody listens any more.
+  WaveRunner(VideoPipeline* pipeline, int rank, std::function<bool(v1::FromWorker)> send)
+      : pipeline_(pipeline), rank_(rank), send_(std::move(send)) {}
+
+  void Run(const v1::Assignment& assignment);
+
+  // Ends the wave at its next step; without effect on any other, past or future.
+  void Cancel(uint64_t wave) { cancelled_wave_ = wave; }
+
+  v1::Heartbeat CurrentHeartbeat() const;
+
+ private:
+  class Observer;
+
+  v1::WaveFailed Generate(const v1::Assignment& assignment);
+  bool SendVideo(uint64_t wave, const std::string& bytes);
+
+  VideoPipeline* const pipeline_;
+  const int rank_;
+  const std::function<bool(v1::FromWorker)> send_;
+  std::atomic<uint64_t> wave_ = 0;
+  std::atomic<uint64_t> cancelled_wave_ = 0;
+  std::atomic<v1::JobState> stage_ = v1::JOB_STATE_UNSPECIFIED;
+  std::atomic<int> step_ = 0;
+};
+
+}  // namespace dlo

@@ -1,0 +1,119 @@
+#include "worker/worker.h"
+
+#include <fcntl.h>
+#include <grpcpp/create_channel_posix.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "worker/link_client.h"
+#include "worker/wave_runner.h"
+
+namespace dlo {
+namespace {
+
+// Time for the last messages to leave and for dlo-serve to end the stream.
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+
+// What the link's threads hand to the thread that works.
+class Mailbox : public LinkHandler {
+ public:
+  void OnAssignment(v1::Assignment assignment) override {
+    absl::MutexLock lock(&mutex_);
+    assignment_ = std::move(assignment);
+  }
+
+  void OnCancel(uint64_t wave) override {
+    absl::MutexLock lock(&mutex_);
+    if (runner_ != nullptr) runner_->Cancel(wave);
+  }
+
+  void OnDrain() override {
+    absl::MutexLock lock(&mutex_);
+    drain_ = true;
+  }
+
+  void OnClosed(absl::Status status) override {
+    if (status.ok()) return;
+    spdlog::error("rank's link to dlo-serve: {}", std::string(status.message()));
+    spdlog::default_logger()->flush();
+    _exit(kExitLinkLost);
+  }
+
+  v1::Heartbeat CurrentHeartbeat() override {
+    absl::MutexLock lock(&mutex_);
+    return runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+  }
+
+  void SetRunner(WaveRunner* runner) {
+    absl::MutexLock lock(&mutex_);
+    runner_ = runner;
+  }
+
+  // The next assignment; nothing when it is time to exit.
+  std::optional<v1::Assignment> Take() {
+    absl::MutexLock lock(&mutex_);
+    const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return drain_ || assignment_.has_value();
+    };
+    mutex_.Await(absl::Condition(&ready));
+    return std::exchange(assignment_, std::nullopt);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::optional<v1::Assignment> assignment_ ABSL_GUARDED_BY(mutex_);
+  WaveRunner* runner_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  bool drain_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  signal(SIGPIPE, SIG_IGN);
+  const int flags = fcntl(options.link_fd, F_GETFL);
+  if (flags < 0 || fcntl(options.link_fd, F_SETFL, flags | O_NONBLOCK) < 0) {
+    spdlog::error("--link-fd={} is not an open descriptor; dlo-serve starts its workers itself",
+                  options.link_fd);
+    return 1;
+  }
+
+  v1::Hello hello;
+  hello.set_protocol_version(kLinkProtocolVersion);
+  hello.set_build_id(options.build_id);
+  hello.set_rank(options.rank);
+  hello.set_pid(getpid());
+  hello.set_incarnation(options.incarnation);
+  Mailbox mailbox;
+  LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
+
+  absl::StatusOr<std::unique_ptr<VideoPipeline>> pipeline = load();
+  v1::FromWorker message;
+  if (!pipeline.ok()) {
+    spdlog::error("cannot load the model: {}", std::string(pipeline.status().message()));
+    message.mutable_load_failed()->set_code(static_cast<int>(pipeline.status().code()));
+    message.mutable_load_failed()->set_message(std::string(pipeline.status().message()));
+    link.Send(std::move(message));
+    link.Close(kCloseTimeout);
+    return 1;
+  }
+  WaveRunner runner(pipeline->get(), options.rank,
+                    [&link](v1::FromWorker m) { return link.Send(std::move(m)); });
+  mailbox.SetRunner(&runner);
+  message.mutable_ready();
+  link.Send(std::move(message));
+  while (std::optional<v1::Assignment> assignment = mailbox.Take()) runner.Run(*assignment);
+  link.Close(kCloseTimeout);
+  mailbox.SetRunner(nullptr);
+  return 0;
+}
+
+}  // namespace dlo
