@@ -1,10 +1,12 @@
-// A loaded text-to-video model: prompt in, frames out. The worker's view of models/; its header is torch-free.
+// A loaded text-to-video model: prompt in, frames out. The worker's view of models/; its header is
+// torch-free.
 //
 //   ASSIGN_OR_RETURN(auto pipeline, LoadVideoPipeline({.root = root, .dtype = DType::kBF16}));
 //   RETURN_IF_ERROR(pipeline->Generate(request, observer).status());
 //
-// One request at a time; Generate may be called from any one thread. After an error or a cancellation the pipeline serves the next
-// request. libtorch's exceptions never leave it (RESOURCE_EXHAUSTED for out of memory, INTERNAL otherwise).
+// One request at a time; Generate may be called from any one thread. After an error or a
+// cancellation the pipeline serves the next request. libtorch's exceptions never leave it
+// (RESOURCE_EXHAUSTED for out of memory, INTERNAL otherwise).
 #pragma once
 
 #include <cstdint>
@@ -44,7 +46,8 @@ class GenerationObserver {
   virtual void OnStage(Stage stage) = 0;
   // `step` denoising steps of `num_steps` are done.
   virtual void OnStep(int step, int num_steps) = 0;
-  // The next frames, in order. They are valid during the call. An error ends the generation with it.
+  // The next frames, in order. They are valid during the call. An error ends the generation with
+  // it.
   virtual absl::Status OnFrames(const FrameSpan& frames) = 0;
   // Asked before each step and each decoded chunk; true ends the generation with CANCELLED.
   virtual bool cancelled() const = 0;
@@ -65,10 +68,11 @@ class VideoPipeline {
 };
 
 struct PipelineOptions {
-  std::filesystem::path root;     // a diffusers repository
-  DType dtype = DType::kBF16;     // kF32 or kBF16: transformer and text encoder; the VAE runs in float32
-  std::string device = "cpu";     // "cpu" or "cuda"
-  int threads = 0;                // torch intra-op threads of this process; 0: as many as there are cores
+  std::filesystem::path root;  // a diffusers repository
+  DType dtype =
+      DType::kBF16;  // kF32 or kBF16: transformer and text encoder; the VAE runs in float32
+  std::string device = "cpu";  // "cpu" or "cuda"
+  int threads = 0;  // torch intra-op threads of this process; 0: as many as there are cores
 };
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);

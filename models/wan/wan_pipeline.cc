@@ -1,0 +1,290 @@
+#include "models/wan/wan_pipeline.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <filesystem>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "loader/checkpoint.h"
+#include "models/component_weights.h"
+#include "models/schedulers/flow_solver.h"
+#include "models/text/prompt_clean.h"
+#include "models/text/t5_tokenizer.h"
+#include "models/umt5/umt5.h"
+#include "models/umt5/umt5_specs.h"
+#include "models/wan/transformer.h"
+#include "models/wan/transformer_specs.h"
+#include "models/wan/vae.h"
+#include "models/wan/vae_specs.h"
+#include "runtime/device.h"
+
+namespace dlo {
+namespace {
+
+// Text rows the transformer sees for every prompt; what a prompt does not fill is zeros.
+constexpr int kTextRows = 512;
+
+absl::Status Cancelled() { return absl::CancelledError("the request was cancelled"); }
+
+// Runs f, which may throw what libtorch throws, and makes a Status of it.
+template <typename F>
+auto CatchTorch(F f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const c10::OutOfMemoryError& e) {
+    return absl::ResourceExhaustedError(e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the process is out of memory");
+  } catch (const c10::Error& e) {
+    const std::string what = e.what_without_backtrace();
+    // The CPU allocator has no exception of its own.
+    if (what.find("not enough memory") != std::string::npos) {
+      return absl::ResourceExhaustedError(what);
+    }
+    return absl::InternalError(what);
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
+  }
+}
+
+absl::Status Annotate(const absl::Status& status, absl::string_view component) {
+  return status.ok() ? status
+                     : absl::Status(status.code(), absl::StrCat(component, ": ", status.message()));
+}
+
+absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
+                                               const std::string& name,
+                                               const std::vector<TensorSpec>& specs, Device& device,
+                                               const LoadOptions& options) {
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / name);
+  if (!checkpoint.ok()) return Annotate(checkpoint.status(), name);
+  absl::StatusOr<ComponentWeights> weights =
+      ComponentWeights::Load(*checkpoint, specs, device, options);
+  if (!weights.ok()) return Annotate(weights.status(), name);
+  return weights;
+}
+
+}  // namespace
+
+WanPipeline::WanPipeline(WanComponents components) : c_(std::move(components)) {}
+
+absl::StatusOr<GenerationStats> WanPipeline::Generate(const VideoRequest& request,
+                                                      GenerationObserver& observer) {
+  return CatchTorch([&]() -> absl::StatusOr<GenerationStats> {
+    const c10::InferenceMode inference;
+    return Run(request, observer);
+  });
+}
+
+absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
+                                                 GenerationObserver& observer) {
+  GenerationStats stats;
+  c_.device->ResetPeak();
+  const absl::Time start = absl::Now();
+
+  observer.OnStage(Stage::kEncodingText);
+  const auto encode = [this](const std::string& prompt) {
+    return EncodeText(c_.tokenizer->Encode(CleanPrompt(prompt), kTextRows), kTextRows);
+  };
+  std::vector<TextEmbedding> texts;
+  ASSIGN_OR_RETURN(TextEmbedding positive, encode(request.prompt));
+  texts.push_back(std::move(positive));
+  if (request.settings.guidance_scale > 1) {
+    if (observer.cancelled()) return Cancelled();
+    ASSIGN_OR_RETURN(TextEmbedding negative, encode(request.negative_prompt));
+    texts.push_back(std::move(negative));
+  }
+  const absl::Time text_end = absl::Now();
+  stats.text = text_end - start;
+
+  observer.OnStage(Stage::kDenoising);
+  ASSIGN_OR_RETURN(const at::Tensor latents, Denoise(request.settings, texts, observer));
+  const absl::Time denoise_end = absl::Now();
+  stats.denoise = denoise_end - text_end;
+
+  observer.OnStage(Stage::kDecoding);
+  RETURN_IF_ERROR(Decode(latents, observer));
+  stats.decode = absl::Now() - denoise_end;
+  stats.device_bytes_peak = c_.device->memory().peak_bytes;
+  return stats;
+}
+
+absl::StatusOr<TextEmbedding> WanPipeline::EncodeText(const std::vector<int64_t>& ids,
+                                                      int64_t text_rows) {
+  ASSIGN_OR_RETURN(at::Tensor rows, c_.text_encoder.Encode(ids));
+  return TextEmbedding{std::move(rows), text_rows - static_cast<int64_t>(ids.size())};
+}
+
+at::Tensor WanPipeline::InitialLatents(const VideoSettings& settings) const {
+  const WanVaeConfig& vae = c_.config.vae;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(settings.seed);
+  return at::randn({1, c_.config.transformer.in_channels,
+                    (settings.num_frames - 1) / vae.scale_factor_temporal + 1,
+                    settings.height / vae.scale_factor_spatial,
+                    settings.width / vae.scale_factor_spatial},
+                   generator, at::TensorOptions().dtype(at::kFloat))
+      .to(TorchDevice(*c_.device));
+}
+
+absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
+                                                const std::vector<TextEmbedding>& texts,
+                                                GenerationObserver& observer) {
+  ASSIGN_OR_RETURN(const FlowSchedulerConfig scheduler,
+                   RequestScheduler(c_.config.scheduler, settings));
+  const auto solver = MakeFlowSolver(scheduler, settings.num_inference_steps);
+  at::Tensor latents = InitialLatents(settings);
+
+  std::optional<WanContext> context;  // of the expert that runs
+  size_t running = 0;
+  for (int step = 0; step < settings.num_inference_steps; ++step) {
+    if (observer.cancelled()) return Cancelled();
+    const float timestep = solver->schedule().timesteps[step];
+    const size_t expert = ExpertAt(timestep, scheduler);
+    if (!context || expert != running) {
+      running = expert;
+      context =
+          c_.experts[expert].Prepare({latents.size(2), latents.size(3), latents.size(4)}, texts);
+    }
+    // TI2V tells every token its own timestep; for text to video they are all equal, which is one
+    // timestep.
+    ASSIGN_OR_RETURN(
+        at::Tensor velocity,
+        c_.experts[expert].Forward(latents, at::full({1}, timestep, at::kFloat), *context));
+    if (texts.size() > 1) {
+      const at::Tensor positive = velocity.narrow(0, 0, 1), negative = velocity.narrow(0, 1, 1);
+      const double scale = expert == 0
+                               ? settings.guidance_scale
+                               : settings.guidance_scale_2.value_or(settings.guidance_scale);
+      velocity = negative + (positive - negative) * scale;
+    }
+    latents = solver->Step(velocity, latents);
+    observer.OnStep(step + 1, settings.num_inference_steps);
+  }
+  return latents;
+}
+
+size_t WanPipeline::ExpertAt(float timestep, const FlowSchedulerConfig& scheduler) const {
+  if (c_.experts.size() == 1 || !c_.config.boundary_ratio) return 0;
+  return timestep >= *c_.config.boundary_ratio * scheduler.num_train_timesteps ? 0 : 1;
+}
+
+absl::Status WanPipeline::Decode(const at::Tensor& latents, GenerationObserver& observer) {
+  absl::Status status;
+  const auto hand_out = [&](const at::Tensor& frames) {
+    const at::Tensor host = frames.cpu().contiguous();
+    status =
+        observer.OnFrames({.rgb = {host.const_data_ptr<float>(), static_cast<size_t>(host.numel())},
+                           .num_frames = static_cast<int>(host.size(0)),
+                           .height = static_cast<int>(host.size(1)),
+                           .width = static_cast<int>(host.size(2))});
+    return status.ok();
+  };
+  const bool whole = c_.vae.Decode(DenormaliseLatents(c_.config.vae, latents.to(at::kFloat)),
+                                   hand_out, [&] { return observer.cancelled(); });
+  RETURN_IF_ERROR(status);
+  return whole ? absl::OkStatus() : Cancelled();
+}
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
+  ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
+  ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
+  if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model.dtype is ", DTypeName(options.dtype), "; a model runs in F32 or BF16"));
+  }
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const LoadOptions load = {.threads = options.threads};
+
+  absl::StatusOr<std::unique_ptr<T5Tokenizer>> tokenizer =
+      T5Tokenizer::Load(options.root / "tokenizer");
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer");
+  if ((*tokenizer)->vocab_size() > config.text_encoder.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer: makes ids up to ", (*tokenizer)->vocab_size() - 1,
+        ", but text_encoder/config.json has vocab_size ", config.text_encoder.vocab_size));
+  }
+
+  ASSIGN_OR_RETURN(ComponentWeights text_weights,
+                   LoadComponent(options.root, "text_encoder",
+                                 Umt5Specs(config.text_encoder, options.dtype), *device, load));
+
+  // diffusers, too, passes over these norms of image-conditioned checkpoints.
+  LoadOptions transformer_load = load;
+  transformer_load.ignore_unexpected = {"norm_added_q"};
+  std::vector<WanTransformer> experts;
+  const auto load_expert = [&](const std::string& name,
+                               const WanTransformerConfig& transformer) -> absl::Status {
+    ASSIGN_OR_RETURN(
+        ComponentWeights weights,
+        LoadComponent(options.root, name, WanTransformerSpecs(transformer, options.dtype), *device,
+                      transformer_load));
+    experts.emplace_back(transformer, std::move(weights));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(load_expert("transformer", config.transformer));
+  if (config.transformer_2) RETURN_IF_ERROR(load_expert("transformer_2", *config.transformer_2));
+
+  // Serving only decodes. The VAE keeps a layout of its own, so what is read here is given back at
+  // once.
+  LoadOptions vae_load = load;
+  vae_load.ignore_unexpected = {"encoder.", "quant_conv."};
+  ASSIGN_OR_RETURN(const ComponentWeights vae_weights,
+                   LoadComponent(options.root, "vae", WanVaeSpecs(config.vae, /*encoder=*/false),
+                                 *device, vae_load));
+  WanVae vae(config.vae, [&](const std::string& name) { return vae_weights.tensor(name); });
+
+  Umt5Encoder text_encoder(config.text_encoder, std::move(text_weights));
+  return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config),
+                                                     .device = std::move(device),
+                                                     .tokenizer = *std::move(tokenizer),
+                                                     .text_encoder = std::move(text_encoder),
+                                                     .experts = std::move(experts),
+                                                     .vae = std::move(vae)});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadWanPipeline(const PipelineOptions& options) {
+  return CatchTorch([&] { return Load(options); });
+}
+
+absl::StatusOr<FlowSchedulerConfig> RequestScheduler(const FlowSchedulerConfig& repository,
+                                                     const VideoSettings& settings) {
+  FlowSchedulerConfig config = repository;
+  config.shift = settings.flow_shift;
+  using Solver = FlowSchedulerConfig::Solver;
+  if (settings.solver == "unipc") {
+    config.solver = Solver::kUniPC;
+    config.grid = SigmaGrid::kUniPC;
+  } else if (settings.solver == "unipc-legacy") {
+    config.solver = Solver::kUniPC;
+    config.grid = SigmaGrid::kUniPCLegacy;
+  } else if (settings.solver == "euler") {
+    config.solver = Solver::kEuler;
+    config.grid = SigmaGrid::kEuler;
+  } else if (settings.solver == "euler-native") {
+    config.solver = Solver::kEuler;
+    config.grid = SigmaGrid::kEulerNative;
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("settings.solver is \"", settings.solver,
+                     "\"; known: unipc, unipc-legacy, euler, euler-native"));
+  }
+  return config;
+}
+
+}  // namespace dlo

@@ -1,0 +1,76 @@
+// The Wan text-to-video pipelines: Wan 2.1, Wan 2.2 A14B (two experts) and Wan 2.2 TI2V-5B.
+//
+// What diffusers' WanPipeline computes, with the same random numbers. Source: diffusers 0.42
+// pipeline_wan.py.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/text/t5_tokenizer.h"
+#include "models/umt5/umt5.h"
+#include "models/video_pipeline.h"
+#include "models/wan/transformer.h"
+#include "models/wan/vae.h"
+#include "models/wan/wan_config.h"
+#include "runtime/device.h"
+
+namespace dlo {
+
+struct WanComponents {
+  WanConfig config;
+  std::unique_ptr<Device> device;  // outlives every weight below
+  std::unique_ptr<T5Tokenizer> tokenizer;
+  Umt5Encoder text_encoder;
+  std::vector<WanTransformer> experts;  // high noise first
+  WanVae vae;
+};
+
+class WanPipeline : public VideoPipeline {
+ public:
+  explicit WanPipeline(WanComponents components);
+
+  absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
+                                           GenerationObserver& observer) override;
+
+  // The stages of Generate. They throw what libtorch throws.
+
+  // The embedding of token ids, as one of `text_rows` rows of which the rest are padding.
+  absl::StatusOr<TextEmbedding> EncodeText(const std::vector<int64_t>& ids, int64_t text_rows);
+
+  // Gaussian noise as torch.randn draws it on the CPU, whatever the device: [1, C, frames, rows,
+  // columns] float32.
+  at::Tensor InitialLatents(const VideoSettings& settings) const;
+
+  // All steps from InitialLatents; `texts` holds the prompt and, for guidance, the negative prompt.
+  // CANCELLED between steps.
+  absl::StatusOr<at::Tensor> Denoise(const VideoSettings& settings,
+                                     const std::vector<TextEmbedding>& texts,
+                                     GenerationObserver& observer);
+
+  // Hands the frames of [1, C, frames, rows, columns] latents to the observer.
+  absl::Status Decode(const at::Tensor& latents, GenerationObserver& observer);
+
+ private:
+  absl::StatusOr<GenerationStats> Run(const VideoRequest& request, GenerationObserver& observer);
+
+  // The high-noise expert runs at and above the boundary.
+  size_t ExpertAt(float timestep, const FlowSchedulerConfig& scheduler) const;
+
+  WanComponents c_;
+};
+
+// Loads the repository at options.root. Errors name the component's file; see ReadWanConfig,
+// T5Tokenizer::Load and LoadTensors.
+absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadWanPipeline(const PipelineOptions& options);
+
+// The scheduler of a request: the repository's, with the request's shift and solver ("unipc",
+// "unipc-legacy", "euler", "euler-native"). INVALID_ARGUMENT for another solver.
+absl::StatusOr<FlowSchedulerConfig> RequestScheduler(const FlowSchedulerConfig& repository,
+                                                     const VideoSettings& settings);
+
+}  // namespace dlo
