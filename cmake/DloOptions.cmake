@@ -11,9 +11,10 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
-# An installed tree runs from any prefix; a build tree finds libtorch in .deps.
+# A build tree finds libtorch in .deps and libdlo_cuda.so beside itself; an installed tree runs from any prefix.
+set(DLO_DEPS ${CMAKE_SOURCE_DIR}/.deps CACHE PATH "Where scripts/bootstrap put what Debian does not have")
+set(CMAKE_BUILD_RPATH ${CMAKE_BINARY_DIR}/lib ${DLO_DEPS}/torch/lib ${DLO_DEPS}/cuda/lib)
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib/dlo")
-set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 
 find_program(CCACHE ccache)
 if(CCACHE)

@@ -2,7 +2,6 @@
 #   Libtorch::torch_cpu   what the models and dlo-worker link; maps no CUDA driver
 #   Libtorch::torch_cuda  what libdlo_cuda.so links on top
 # TorchConfig.cmake of a CUDA wheel insists on a whole CUDA toolkit; the CPU half needs only libcudart and libcupti.
-set(DLO_DEPS ${CMAKE_SOURCE_DIR}/.deps CACHE PATH "Where scripts/bootstrap put libtorch")
 set(_root ${DLO_DEPS}/torch)
 
 find_path(Libtorch_INCLUDE_DIR ATen/ATen.h PATHS ${_root}/include NO_DEFAULT_PATH)
@@ -28,8 +27,7 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::torch_cpu)
   target_link_libraries(Libtorch::c10 INTERFACE ${_root}/lib/libgomp.so.1)
   # .deps/cuda/lib: links to libcudart and libcupti, from the toolkit or from their wheels.
   target_link_options(Libtorch::c10 INTERFACE
-    "-Wl,-rpath-link,${_root}/lib" "-Wl,-rpath-link,${DLO_DEPS}/cuda/lib"
-    "-Wl,-rpath,${DLO_DEPS}/cuda/lib")
+    "-Wl,-rpath-link,${_root}/lib" "-Wl,-rpath-link,${DLO_DEPS}/cuda/lib")
   if(EXISTS ${_root}/lib/libtorch_cuda.so)
     _libtorch_import(c10_cuda)
     _libtorch_import(torch_cuda)
