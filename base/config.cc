@@ -349,9 +349,16 @@ absl::Status ParseValue(const ConfigKey& key, const std::string& text,
       *canonical = absl::FormatDuration(*parsed);
       return absl::OkStatus();
     }
+    case ConfigType::kPathOrName:
     case ConfigType::kPath: {
-      if (text.empty()) return wrong("a path");
       std::error_code error;
+      if (text.empty()) return wrong("a path");
+      if (key.type == ConfigType::kPathOrName) {
+        const bool path = absl::StartsWith(text, "/") || absl::StartsWith(text, "./") ||
+                          absl::StartsWith(text, "../") || absl::StartsWith(text, "~/") ||
+                          std::filesystem::is_directory(folder / text, error);
+        if (!path) return absl::OkStatus();
+      }
       const std::filesystem::path absolute =
           std::filesystem::absolute(folder / HomeExpanded(text), error).lexically_normal();
       if (error) return wrong("a path that exists or can be made");
@@ -409,7 +416,8 @@ absl::StatusOr<Config> Config::Load(const ConfigSchema& schema, const ConfigSour
   if (sources.file) {
     const std::string file = sources.file->string();
     std::error_code error;
-    config.file_folder_ = std::filesystem::absolute(*sources.file, error).parent_path();
+    const std::filesystem::path folder =
+        std::filesystem::absolute(*sources.file, error).parent_path();
     ASSIGN_OR_RETURN(const std::vector<FileEntry> entries, ReadFile(*sources.file));
     for (const FileEntry& entry : entries) {
       const std::string name = entry.key();
@@ -441,7 +449,7 @@ absl::StatusOr<Config> Config::Load(const ConfigSchema& schema, const ConfigSour
                          "; remove the quotes"));
       } else {
         set(*it->second, entry.text, Source::kFile, absl::StrCat("file ", file, ":", entry.line),
-            absl::StrCat(where, name), config.file_folder_);
+            absl::StrCat(where, name), folder);
       }
     }
   }
@@ -493,16 +501,15 @@ absl::Duration Config::Duration(absl::string_view key) const {
 std::filesystem::path Config::Path(absl::string_view key) const {
   return Get(key, ConfigType::kPath).text;
 }
+const std::string& Config::PathOrName(absl::string_view key) const {
+  return Get(key, ConfigType::kPathOrName).text;
+}
 
 bool Config::IsDefault(absl::string_view key) const {
   return values_.find(std::string(key))->second.source == Source::kDefault;
 }
 std::string Config::OriginText(absl::string_view key) const {
   return values_.find(std::string(key))->second.origin;
-}
-std::filesystem::path Config::OriginFolder(absl::string_view key) const {
-  return values_.find(std::string(key))->second.source == Source::kFile ? file_folder_
-                                                                        : std::filesystem::path();
 }
 
 std::string Config::Dump() const {

@@ -34,7 +34,17 @@
 
 namespace dlo {
 
-enum class ConfigType { kString, kInt, kBool, kBytes, kDuration, kPath };
+enum class ConfigType {
+  kString,
+  kInt,
+  kBool,
+  kBytes,
+  kDuration,
+  kPath,
+  // A path if it starts with "/", "./", "../" or "~/" or names a folder that exists; else a name,
+  // left as it is.
+  kPathOrName,
+};
 
 struct ConfigKey {
   std::string key;  // dotted, e.g. "offload.slots"
@@ -79,12 +89,11 @@ class Config {
   bool Bool(absl::string_view key) const;
   int64_t Bytes(absl::string_view key) const;
   absl::Duration Duration(absl::string_view key) const;
-  std::filesystem::path Path(absl::string_view key) const;
+  std::filesystem::path Path(absl::string_view key) const;     // absolute
+  const std::string& PathOrName(absl::string_view key) const;  // a path is absolute
 
   bool IsDefault(absl::string_view key) const;
   std::string OriginText(absl::string_view key) const;
-  // The folder that relative paths in this value start from; empty: the current folder.
-  std::filesystem::path OriginFolder(absl::string_view key) const;
 
   // A YAML file with every effective value that says in a comment where it came from. Loading it
   // gives the same values.
@@ -104,7 +113,6 @@ class Config {
 
   ConfigSchema schema_;
   std::map<std::string, Value> values_;
-  std::filesystem::path file_folder_;
 };
 
 }  // namespace dlo

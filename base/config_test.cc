@@ -22,7 +22,11 @@ using ::testing::Not;
 
 const ConfigSchema& Schema() {
   static const auto* const schema = new ConfigSchema{
-      {.key = "model.path", .flag = "--model", .fallback = "", .help = ""},
+      {.key = "model.path",
+       .type = ConfigType::kPathOrName,
+       .flag = "--model",
+       .fallback = "demo/model",
+       .help = ""},
       {.key = "model.dtype",
        .flag = "--dtype",
        .fallback = "auto",
@@ -122,11 +126,23 @@ TEST(ConfigTest, RelativePathsStartAtTheFile) {
   const ConfigFile file("data_dir: ../data\n");
   const absl::StatusOr<Config> from_file = Config::Load(Schema(), {.file = file.path()});
   EXPECT_EQ(from_file->Path("data_dir"), (file.folder() / "../data").lexically_normal());
-  EXPECT_EQ(from_file->OriginFolder("data_dir"), file.folder());
-  EXPECT_EQ(from_file->OriginFolder("listen"), "");
   const absl::StatusOr<Config> from_flag =
       Config::Load(Schema(), {.file = file.path(), .flags = {{"--data-dir", "here"}}});
   EXPECT_EQ(from_flag->Path("data_dir"), std::filesystem::current_path() / "here");
+}
+
+TEST(ConfigTest, ANameIsAPathWhereItLooksLikeOneOrExists) {
+  const ConfigFile named("model: {path: org/name}\n");
+  EXPECT_EQ(Config::Load(Schema(), {.file = named.path()})->PathOrName("model.path"), "org/name");
+  std::filesystem::create_directories(named.folder() / "org/name");
+  EXPECT_EQ(Config::Load(Schema(), {.file = named.path()})->PathOrName("model.path"),
+            named.folder() / "org/name");
+  const ConfigFile relative("model: {path: ./org/../name}\n");
+  EXPECT_EQ(Config::Load(Schema(), {.file = relative.path()})->PathOrName("model.path"),
+            relative.folder() / "name");
+  const ConfigFile home("model: {path: ~/name}\n");
+  EXPECT_EQ(Config::Load(Schema(), {.file = home.path()})->PathOrName("model.path"),
+            std::filesystem::path(getenv("HOME")) / "name");
 }
 
 TEST(ConfigTest, EmptyFilesAndSectionsAreFine) {
@@ -271,7 +287,7 @@ TEST(ConfigTest, TheDumpSaysWhereValuesCameFromAndLoadsAgain) {
   const absl::StatusOr<Config> again = Config::Load(Schema(), {.file = file.path()});
   ASSERT_TRUE(again.ok()) << again.status() << dump;
   for (const ConfigKey& key : Schema()) EXPECT_FALSE(again->IsDefault(key.key)) << key.key;
-  EXPECT_EQ(again->String("model.path"), awkward);
+  EXPECT_EQ(again->PathOrName("model.path"), awkward);
   EXPECT_EQ(again->String("listen"), "unix:/a b");
   EXPECT_EQ(again->Bytes("offload.budget"), 1536ll << 20);
   EXPECT_EQ(again->Duration("grace"), absl::Minutes(5));
@@ -282,10 +298,10 @@ TEST(ConfigTest, StringsThatYamlWouldReadOtherwiseSurviveTheDump) {
        {"",     "~",    "null", "true", "123", "1e3", "- a", "a: b", "#x", "x #y",
         "[a]",  "{a",   "'q'",  "*a",   "&a",  "!a",  "%a",  "@a",   "a:", ":a",
         "0x10", "a  b", "\\n",  "=",    "<<",  "?",   "|",   ">"}) {
-    const absl::StatusOr<Config> config = Config::Load(Schema(), {.flags = {{"--model", text}}});
+    const absl::StatusOr<Config> config = Config::Load(Schema(), {.flags = {{"--listen", text}}});
     const absl::StatusOr<Config> again = LoadText(config->Dump());
     ASSERT_TRUE(again.ok()) << text << again.status();
-    EXPECT_EQ(again->String("model.path"), text);
+    EXPECT_EQ(again->String("listen"), text);
   }
 }
 

@@ -1,0 +1,369 @@
+#include "server/serve_config.h"
+
+#include <algorithm>
+#include <optional>
+#include <ostream>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "loader/model_path.h"
+#include "models/model_files.h"
+#include "proto/build_id.h"
+
+namespace dlo {
+namespace {
+
+constexpr char kConfigVariable[] = "DLO_CONFIG";
+// Linux keeps the path of a unix socket in 108 bytes, the last of them zero.
+constexpr size_t kSocketPathBytesMax = 107;
+
+ConfigSchema ServeSchema(const std::string& default_model) {
+  return {
+      {.key = "model.path",
+       .type = ConfigType::kPathOrName,
+       .flag = "--model",
+       .fallback = default_model,
+       .help = "folder of a diffusers repository, or a Hugging Face id in the local cache"},
+      {.key = "model.dtype",
+       .flag = "--dtype",
+       .fallback = "auto",
+       .allowed = {"auto", "float32", "bfloat16"},
+       .help = "of transformer and text encoder; auto is bfloat16 on cuda, float32 on cpu"},
+      {.key = "device",
+       .flag = "--device",
+       .fallback = "cpu",
+       .allowed = {"cpu", "cuda"},
+       .help = "where the model runs"},
+      {.key = "listen",
+       .flag = "--listen",
+       .fallback = "127.0.0.1:50051",
+       .help = "gRPC address, HOST:PORT (port 0: any free one) or unix:/PATH"},
+      {.key = "metrics_listen",
+       .flag = "--metrics-listen",
+       .fallback = "",
+       .help = "address of the metrics; not available yet, empty: none"},
+      {.key = "data_dir",
+       .type = ConfigType::kPath,
+       .flag = "--data-dir",
+       .fallback = "~/.local/share/dlo",
+       .help = "folder for what the server keeps"},
+      {.key = "parallel.dp",
+       .type = ConfigType::kInt,
+       .flag = "--dp",
+       .fallback = "1",
+       .min = 1,
+       .help = "replicas (data parallel degree)"},
+      {.key = "parallel.sp",
+       .type = ConfigType::kInt,
+       .flag = "--sp",
+       .fallback = "1",
+       .min = 1,
+       .help = "sequence parallel degree"},
+      {.key = "parallel.tp",
+       .type = ConfigType::kInt,
+       .flag = "--tp",
+       .fallback = "1",
+       .min = 1,
+       .help = "tensor parallel degree"},
+      {.key = "parallel.cfg",
+       .type = ConfigType::kInt,
+       .flag = "--cfg",
+       .fallback = "1",
+       .min = 1,
+       .max = 2,
+       .help = "devices that share the branches of guidance"},
+      {.key = "offload.transfer",
+       .flag = "--transfer",
+       .fallback = "none",
+       .allowed = {"none", "allgather", "rank-local"},
+       .help = "how blocks reach the device; none: all of them stay there"},
+      {.key = "offload.resident_layers",
+       .type = ConfigType::kInt,
+       .flag = "--resident-layers",
+       .fallback = "0",
+       .help = "leading blocks that stay on the device while the others are streamed"},
+      {.key = "offload.slots",
+       .type = ConfigType::kInt,
+       .flag = "--slots",
+       .fallback = "2",
+       .min = 2,
+       .max = 64,
+       .help = "device buffers, one block each, for streamed blocks"},
+      {.key = "queue.max_waiting",
+       .type = ConfigType::kInt,
+       .flag = "--max-waiting",
+       .fallback = "64",
+       .min = 0,
+       .max = 100000,
+       .help = "requests that may wait; more are refused with RESOURCE_EXHAUSTED"},
+      {.key = "shutdown.grace",
+       .type = ConfigType::kDuration,
+       .flag = "--shutdown-grace",
+       .fallback = "5m",
+       .help = "how long a running request may take to finish after SIGTERM"},
+      {.key = "worker.threads",
+       .type = ConfigType::kInt,
+       .flag = "--threads",
+       .fallback = "0",
+       .max = 4096,
+       .help = "CPU threads that compute in a worker; 0: as many as there are cores"},
+      {.key = "log.level",
+       .flag = "--log-level",
+       .fallback = "info",
+       .allowed = LogLevels(),
+       .help = "least level that is logged"},
+  };
+}
+
+// Empty if `address` is one that gRPC can listen on, else what it must be.
+std::string ListenProblem(const std::string& address) {
+  constexpr char kForms[] = "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH";
+  if (absl::StartsWith(address, "unix:")) {
+    const std::string path = address.substr(5);
+    if (!absl::StartsWith(path, "/")) return "unix:/PATH with an absolute path";
+    if (path.size() > kSocketPathBytesMax) {
+      return absl::StrCat("unix:/PATH with at most ", kSocketPathBytesMax, " bytes in the path");
+    }
+    return "";
+  }
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return kForms;
+  const std::string host = address.substr(0, colon);
+  const bool bracketed =
+      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
+  // An IPv6 address without brackets leaves open where the port starts.
+  if (!bracketed && host.find_first_of(":[]/ ") != std::string::npos) return kForms;
+  const std::string port = address.substr(colon + 1);
+  int number = 0;
+  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return absl::StrCat(kForms, ", with a port from 0 to 65535");
+  }
+  return "";
+}
+
+// What the schema cannot say about one key. Each problem names key, value, origin and way out.
+std::vector<std::string> FindProblems(const Config& config) {
+  std::vector<std::string> problems;
+  const auto add = [&](const std::string& key, const std::string& value, const std::string& rest) {
+    problems.push_back(
+        absl::StrCat(key, " is ", value, " (", config.OriginText(key), "), but ", rest));
+  };
+  const std::string& listen = config.String("listen");
+  if (const std::string must_be = ListenProblem(listen); !must_be.empty()) {
+    add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
+  }
+  if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
+    add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
+  }
+  for (const char* key : {"parallel.dp", "parallel.sp", "parallel.tp", "parallel.cfg"}) {
+    if (config.Int(key) > 1) {
+      add(key, absl::StrCat(config.Int(key)),
+          "more than one device is not available yet; set it to 1");
+    }
+  }
+  const std::string& transfer = config.String("offload.transfer");
+  if (transfer != "none") {
+    add("offload.transfer", transfer, "streaming of weights is not available yet; set it to none");
+  } else {
+    if (config.Int("offload.resident_layers") != 0) {
+      add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
+          "with offload.transfer none all layers are resident; set it to 0");
+    }
+    if (config.Int("offload.slots") != 2) {
+      add("offload.slots", absl::StrCat(config.Int("offload.slots")),
+          "with offload.transfer none there are no slots; leave it at 2");
+    }
+  }
+  return problems;
+}
+
+ServeConfig ToServeConfig(const Config& config) {
+  ServeConfig serve;
+  serve.device = config.String("device");
+  const std::string& dtype = config.String("model.dtype");
+  const bool bfloat16 = dtype == "auto" ? serve.device == "cuda" : dtype == "bfloat16";
+  serve.model.dtype = bfloat16 ? DType::kBF16 : DType::kF32;
+  serve.model.path = config.PathOrName("model.path");
+  serve.listen = config.String("listen");
+  serve.metrics_listen = config.String("metrics_listen");
+  serve.data_dir = config.Path("data_dir");
+  const auto integer = [&](const char* key) { return static_cast<int>(config.Int(key)); };
+  serve.parallel = {.dp = integer("parallel.dp"),
+                    .sp = integer("parallel.sp"),
+                    .tp = integer("parallel.tp"),
+                    .cfg = integer("parallel.cfg")};
+  serve.offload = {.transfer = ServeConfig::Transfer::kNone,
+                   .resident_layers = integer("offload.resident_layers"),
+                   .slots = integer("offload.slots")};
+  serve.queue_max_waiting = integer("queue.max_waiting");
+  serve.shutdown_grace = config.Duration("shutdown.grace");
+  serve.worker_threads = integer("worker.threads");
+  serve.log_level = config.String("log.level");
+  return serve;
+}
+
+struct CommandLine {
+  bool check = false;
+  bool print_config = false;
+  std::optional<std::string> config_file;
+  std::map<std::string, std::string> flags;
+  std::string text;  // of --help or --version; empty: neither
+};
+
+std::string FlagHelp(const ConfigKey& key) {
+  return absl::StrCat(
+      key.help, key.allowed.empty() ? "" : absl::StrCat("; ", absl::StrJoin(key.allowed, ", ")),
+      " [", key.key, ", ", key.environment_name(), "]",
+      key.fallback.empty() ? "" : absl::StrCat(" (", key.fallback, ")"));
+}
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
+                                             const ConfigSchema& schema) {
+  CLI::App app(
+      "Serves a text-to-video model over gRPC. Without --config and --model: the demo model.\n"
+      "A flag beats the environment, the environment the file, the file the default.",
+      "dlo-serve");
+  app.set_version_flag("--version", BuildId());
+  // Unknown flags are answered with the nearest known one, below.
+  app.allow_extras();
+  app.require_subcommand(0, 1);
+  app.fallthrough();
+
+  std::string config_file;
+  CLI::Option* config_option =
+      app.add_option("--config", config_file, absl::StrCat("YAML file [", kConfigVariable, "]"))
+          ->type_name("FILE");
+  bool print_config = false;
+  app.add_flag("--print-config", print_config,
+               "print each effective value and where it came from, and exit");
+  std::vector<std::string> known = {"--config", "--print-config", "--help", "--version"};
+  std::vector<std::string> values(schema.size());
+  std::vector<CLI::Option*> options;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    options.push_back(
+        app.add_option(schema[i].flag, values[i], FlagHelp(schema[i]))->type_name("VALUE"));
+    known.push_back(schema[i].flag);
+  }
+  CLI::App* serve = app.add_subcommand("serve", "serve (what happens without a subcommand)");
+  CLI::App* check =
+      app.add_subcommand("check", "check configuration and model repository, and exit");
+  serve->fallthrough();
+  check->fallthrough();
+
+  CommandLine line;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    line.text = app.help();
+    return line;
+  } catch (const CLI::CallForVersion&) {
+    line.text = absl::StrCat("dlo-serve ", BuildId(), "\n");
+    return line;
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(absl::StrCat(error.what(), "; see dlo-serve --help"));
+  }
+  for (const std::string& extra : app.remaining(/*recurse=*/true)) {
+    const std::string flag = extra.substr(0, extra.find('='));
+    const std::string nearest = absl::StartsWith(flag, "-") ? NearestName(flag, known) : "";
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown argument \"", extra.substr(0, 100), "\"",
+                     nearest.empty() ? "; see dlo-serve --help"
+                                     : absl::StrCat("; did you mean ", nearest, "?")));
+  }
+  line.check = check->parsed();
+  line.print_config = print_config;
+  if (config_option->count() > 0) line.config_file = config_file;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    if (options[i]->count() > 0) line.flags[schema[i].flag] = values[i];
+  }
+  return line;
+}
+
+}  // namespace
+
+InstallLayout InstallLayout::OfThisProcess() {
+  InstallLayout layout;
+  std::error_code error;
+  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) layout.executable_dir = executable.parent_path();
+  layout.source_dir = DLO_SOURCE_DIR;
+  return layout;
+}
+
+absl::StatusOr<std::filesystem::path> InstallLayout::DemoModel() const {
+  std::vector<std::string> looked_at;
+  const auto found = [&](const std::filesystem::path& folder) {
+    looked_at.push_back(folder.string());
+    std::error_code error;
+    return std::filesystem::exists(folder / "model_index.json", error);
+  };
+  const std::filesystem::path installed =
+      (executable_dir / "../share/dlo/shapes").lexically_normal();
+  if (found(installed)) return installed;
+  if (!source_dir.empty() && found(source_dir / "assets/shapes"))
+    return source_dir / "assets/shapes";
+  return absl::NotFoundError(absl::StrCat("no model is configured and the demo model is not in ",
+                                          absl::StrJoin(looked_at, " or "),
+                                          "; set --model or model.path in a --config file"));
+}
+
+absl::StatusOr<ServeCommand> ParseServeCommand(
+    int argc, const char* const* argv, const std::map<std::string, std::string>& environment,
+    const InstallLayout& layout) {
+  const absl::StatusOr<std::filesystem::path> demo = layout.DemoModel();
+  // Without a demo model the default is one that is refused below, unless another model is
+  // configured.
+  constexpr char kNoModel[] = "(none)";
+  const ConfigSchema schema = ServeSchema(demo.ok() ? demo->string() : kNoModel);
+  ASSIGN_OR_RETURN(const CommandLine line, ParseCommandLine(argc, argv, schema));
+  ServeCommand command;
+  if (!line.text.empty()) {
+    command.action = ServeCommand::Action::kPrint;
+    command.text = line.text;
+    return command;
+  }
+
+  ConfigSources sources;
+  sources.environment = environment;
+  sources.other_environment = {kConfigVariable};
+  sources.flags = line.flags;
+  if (line.config_file) {
+    sources.file = *line.config_file;
+  } else if (const auto it = environment.find(kConfigVariable); it != environment.end()) {
+    sources.file = it->second;
+  }
+  ASSIGN_OR_RETURN(const Config config, Config::Load(schema, sources));
+  if (!demo.ok() && config.IsDefault("model.path")) return demo.status();
+  const std::vector<std::string> problems = FindProblems(config);
+  if (!problems.empty()) return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+
+  command.config = ToServeConfig(config);
+  command.action = line.check ? ServeCommand::Action::kCheck : ServeCommand::Action::kServe;
+  if (line.print_config) {
+    command.action = ServeCommand::Action::kPrint;
+    command.text = config.Dump();
+  }
+  return command;
+}
+
+absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
+  out << "configuration: ok\n";
+  ASSIGN_OR_RETURN(const std::filesystem::path root, ResolveModelPath(config.model.path));
+  out << "model: " << root.string() << "\n";
+  ASSIGN_OR_RETURN(const std::vector<std::string> lines, CheckModelFiles(root, config.model.dtype));
+  for (const std::string& line : lines) out << line << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace dlo

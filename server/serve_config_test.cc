@@ -1,0 +1,333 @@
+#include "server/serve_config.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace dlo {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::filesystem::path kShapes = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+const std::string kShapesConfig = DLO_SOURCE_DIR "/configs/shapes.yaml";
+
+class Folder {
+ public:
+  Folder() {
+    std::string folder = (std::filesystem::temp_directory_path() / "serve-XXXXXX").string();
+    path_ = mkdtemp(folder.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string Write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ / name, std::ios::binary) << text;
+    return path_ / name;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+absl::StatusOr<ServeCommand> Parse(std::vector<std::string> arguments,
+                                   const std::map<std::string, std::string>& environment = {},
+                                   const InstallLayout& layout = {"/nowhere/bin", DLO_SOURCE_DIR}) {
+  arguments.insert(arguments.begin(), "dlo-serve");
+  std::vector<const char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  return ParseServeCommand(static_cast<int>(argv.size()), argv.data(), environment, layout);
+}
+
+TEST(ServeConfigTest, WithoutArgumentsTheDemoModelIsServed) {
+  const absl::StatusOr<ServeCommand> command = Parse({});
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_EQ(command->action, ServeCommand::Action::kServe);
+  EXPECT_EQ(command->config.model.path, kShapes);
+  EXPECT_EQ(command->config.model.dtype, DType::kF32);
+  EXPECT_EQ(command->config.device, "cpu");
+  EXPECT_EQ(command->config.listen, "127.0.0.1:50051");
+  EXPECT_EQ(command->config.queue_max_waiting, 64);
+  EXPECT_EQ(command->config.shutdown_grace, absl::Minutes(5));
+  EXPECT_EQ(command->config.parallel.dp, 1);
+  EXPECT_EQ(command->config.offload.slots, 2);
+  EXPECT_TRUE(command->config.data_dir.is_absolute());
+}
+
+TEST(ServeConfigTest, AnInstalledTreeBringsItsOwnDemoModel) {
+  const Folder prefix;
+  std::filesystem::create_directories(prefix.path() / "share/dlo/shapes");
+  std::filesystem::create_directories(prefix.path() / "bin");
+  prefix.Write("share/dlo/shapes/model_index.json", "{}");
+  const InstallLayout layout = {prefix.path() / "bin", DLO_SOURCE_DIR};
+  EXPECT_EQ(Parse({}, {}, layout)->config.model.path, prefix.path() / "share/dlo/shapes");
+}
+
+TEST(ServeConfigTest, WithoutAnyDemoModelOneMustBeConfigured) {
+  const InstallLayout layout = {"/nowhere/bin", "/nowhere/source"};
+  const absl::Status status = Parse({}, {}, layout).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("/nowhere/share/dlo/shapes"),
+                    HasSubstr("/nowhere/source/assets/shapes"), HasSubstr("--model")));
+  EXPECT_EQ(Parse({"--model", "org/name"}, {}, layout)->config.model.path, "org/name");
+  EXPECT_TRUE(Parse({"--help"}, {}, layout).ok());
+}
+
+TEST(ServeConfigTest, TheShapesConfigServesTheDemoModel) {
+  const absl::StatusOr<ServeCommand> command = Parse({"--config", kShapesConfig});
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_EQ(command->config.model.path, kShapes);
+  EXPECT_EQ(command->config.model.dtype, DType::kF32);
+}
+
+TEST(ServeConfigTest, FlagBeatsEnvironmentBeatsFile) {
+  const Folder folder;
+  const std::string file = folder.Write(
+      "c.yaml", "listen: 127.0.0.1:1\nqueue: {max_waiting: 1}\nshutdown: {grace: 1s}\n");
+  const absl::StatusOr<ServeCommand> command =
+      Parse({"serve", "--config", file, "--listen", "127.0.0.1:3"},
+            {{"DLO_LISTEN", "127.0.0.1:2"}, {"DLO_QUEUE_MAX_WAITING", "2"}});
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_EQ(command->config.listen, "127.0.0.1:3");
+  EXPECT_EQ(command->config.queue_max_waiting, 2);
+  EXPECT_EQ(command->config.shutdown_grace, absl::Seconds(1));
+}
+
+TEST(ServeConfigTest, TheConfigFileCanComeFromTheEnvironment) {
+  const Folder folder;
+  const std::string first = folder.Write("a.yaml", "listen: 127.0.0.1:1\n");
+  const std::string second = folder.Write("b.yaml", "listen: 127.0.0.1:2\n");
+  EXPECT_EQ(Parse({}, {{"DLO_CONFIG", first}})->config.listen, "127.0.0.1:1");
+  EXPECT_EQ(Parse({"--config", second}, {{"DLO_CONFIG", first}})->config.listen, "127.0.0.1:2");
+  EXPECT_EQ(Parse({"--config", "/nowhere.yaml"}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ServeConfigTest, EveryKeyHasAFlag) {
+  const absl::StatusOr<ServeCommand> command = Parse({"check",
+                                                      "--model",
+                                                      "org/name",
+                                                      "--dtype",
+                                                      "bfloat16",
+                                                      "--device",
+                                                      "cuda",
+                                                      "--listen",
+                                                      "unix:/run/x.sock",
+                                                      "--metrics-listen",
+                                                      "",
+                                                      "--data-dir",
+                                                      "/d",
+                                                      "--dp",
+                                                      "1",
+                                                      "--sp",
+                                                      "1",
+                                                      "--tp",
+                                                      "1",
+                                                      "--cfg",
+                                                      "1",
+                                                      "--transfer",
+                                                      "none",
+                                                      "--resident-layers",
+                                                      "0",
+                                                      "--slots",
+                                                      "2",
+                                                      "--max-waiting",
+                                                      "7",
+                                                      "--shutdown-grace",
+                                                      "90s",
+                                                      "--threads=3",
+                                                      "--log-level",
+                                                      "debug"});
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_EQ(command->action, ServeCommand::Action::kCheck);
+  EXPECT_EQ(command->config.model.path, "org/name");
+  EXPECT_EQ(command->config.model.dtype, DType::kBF16);
+  EXPECT_EQ(command->config.device, "cuda");
+  EXPECT_EQ(command->config.listen, "unix:/run/x.sock");
+  EXPECT_EQ(command->config.data_dir, "/d");
+  EXPECT_EQ(command->config.queue_max_waiting, 7);
+  EXPECT_EQ(command->config.shutdown_grace, absl::Seconds(90));
+  EXPECT_EQ(command->config.worker_threads, 3);
+  EXPECT_EQ(command->config.log_level, "debug");
+}
+
+TEST(ServeConfigTest, AutoDtypeFollowsTheDevice) {
+  EXPECT_EQ(Parse({"--device", "cuda"})->config.model.dtype, DType::kBF16);
+  EXPECT_EQ(Parse({"--device", "cpu"})->config.model.dtype, DType::kF32);
+  EXPECT_EQ(Parse({"--device", "cpu", "--dtype", "bfloat16"})->config.model.dtype, DType::kBF16);
+  EXPECT_EQ(Parse({"--device", "cuda", "--dtype", "float32"})->config.model.dtype, DType::kF32);
+}
+
+TEST(ServeConfigTest, PrintConfigShowsValuesAndOriginsAndLoadsAgain) {
+  const absl::StatusOr<ServeCommand> command =
+      Parse({"--print-config", "--config", kShapesConfig, "--listen", "127.0.0.1:7"},
+            {{"DLO_WORKER_THREADS", "2"}});
+  ASSERT_TRUE(command.ok()) << command.status();
+  EXPECT_EQ(command->action, ServeCommand::Action::kPrint);
+  EXPECT_THAT(command->text, AllOf(HasSubstr("model:\n  path: " + kShapes.string() + "  # file " +
+                                             kShapesConfig + ":"),
+                                   HasSubstr("\nlisten: 127.0.0.1:7  # flag --listen\n"),
+                                   HasSubstr("worker:\n  threads: 2  # env DLO_WORKER_THREADS\n"),
+                                   HasSubstr("shutdown:\n  grace: 5m  # default\n"),
+                                   HasSubstr("offload:\n  transfer: none  # default\n")));
+  const Folder folder;
+  const absl::StatusOr<ServeCommand> again =
+      Parse({"--config", folder.Write("printed.yaml", command->text)});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->config.listen, "127.0.0.1:7");
+  EXPECT_EQ(again->config.model.path, kShapes);
+}
+
+TEST(ServeConfigTest, HelpAndVersionAreText) {
+  const absl::StatusOr<ServeCommand> help = Parse({"--help"});
+  ASSERT_TRUE(help.ok());
+  EXPECT_EQ(help->action, ServeCommand::Action::kPrint);
+  EXPECT_THAT(help->text,
+              AllOf(HasSubstr("--config"), HasSubstr("DLO_PARALLEL_DP"), HasSubstr("check")));
+  EXPECT_THAT(Parse({"--version"})->text, HasSubstr("dlo-serve "));
+}
+
+struct WrongArguments {
+  std::vector<std::string> arguments;
+  const char* says;
+};
+
+class ServeConfigRefusalTest : public ::testing::TestWithParam<WrongArguments> {};
+
+TEST_P(ServeConfigRefusalTest, NamesTheWayOut) {
+  const absl::Status status = Parse(GetParam().arguments).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(status.message(), HasSubstr(GetParam().says));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ServeConfigRefusalTest,
+    ::testing::Values(
+        WrongArguments{
+            {"--dp", "2"},
+            "parallel.dp is 2 (flag --dp), but more than one device is not available yet"},
+        WrongArguments{{"--sp", "2"}, "parallel.sp is 2"},
+        WrongArguments{{"--tp", "2"}, "parallel.tp is 2"},
+        WrongArguments{{"--cfg", "2"}, "parallel.cfg is 2"},
+        WrongArguments{{"--cfg", "3"}, "from 1 to 2"},
+        WrongArguments{{"--dp", "0"}, "--dp is \"0\", but must be a whole number from 1"},
+        WrongArguments{{"--transfer", "allgather"},
+                       "offload.transfer is allgather (flag --transfer)"},
+        WrongArguments{{"--transfer", "rank-local"}, "not available yet; set it to none"},
+        WrongArguments{{"--transfer", "rank_local"}, "did you mean rank-local?"},
+        WrongArguments{{"--resident-layers", "3"}, "all layers are resident"},
+        WrongArguments{{"--slots", "3"}, "there are no slots"},
+        WrongArguments{{"--slots", "1"}, "from 2 to 64"},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:9"}, "metrics are not available yet"},
+        WrongArguments{{"--dtype", "float16"}, "must be one of auto, float32, bfloat16"},
+        WrongArguments{{"--device", "tpu"}, "must be one of cpu, cuda"},
+        WrongArguments{{"--model", ""}, "--model is \"\", but must be a path"},
+        WrongArguments{{"--listen", ""}, "listen is \"\" (flag --listen)"},
+        WrongArguments{{"--listen", "50051"}, "must be HOST:PORT"},
+        WrongArguments{{"--listen", ":50051"}, "must be HOST:PORT"},
+        WrongArguments{{"--listen", "::1:50051"}, "[::1]:50051"},
+        WrongArguments{{"--listen", "host:"}, "a port from 0 to 65535"},
+        WrongArguments{{"--listen", "host:65536"}, "a port from 0 to 65535"},
+        WrongArguments{{"--listen", "host:http"}, "a port from 0 to 65535"},
+        WrongArguments{{"--listen", "unix:run/x"}, "absolute path"},
+        WrongArguments{{"--listen", "unix:/" + std::string(200, 'x')}, "at most 107 bytes"},
+        WrongArguments{{"--shutdown-grace", "5"}, "\"5\" is not a duration"},
+        WrongArguments{{"--lisen", "x"}, "unknown argument \"--lisen\"; did you mean --listen?"},
+        WrongArguments{{"--lisen=x"}, "did you mean --listen?"},
+        WrongArguments{{"check", "--modle", "x"}, "did you mean --model?"},
+        WrongArguments{{"frobnicate"}, "unknown argument \"frobnicate\""},
+        WrongArguments{{"--listen"}, "--listen"},
+        WrongArguments{{"--listen", "a:1", "--listen", "b:2"}, "--listen"},
+        WrongArguments{{"serve", "check"}, ""}));
+
+TEST(ServeConfigTest, GoodAddressesAreTaken) {
+  for (const char* address :
+       {"127.0.0.1:0", "localhost:65535", "[::]:50051", "0.0.0.0:1", "unix:/x"}) {
+    EXPECT_EQ(Parse({"--listen", address})->config.listen, address);
+  }
+}
+
+// A copy of the demo model whose files a test can change.
+class CheckTest : public ::testing::Test {
+ protected:
+  CheckTest() {
+    std::filesystem::copy(kShapes, root(), std::filesystem::copy_options::recursive);
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root())) {
+      std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write,
+                                   std::filesystem::perm_options::add);
+    }
+  }
+  std::filesystem::path root() const { return folder_.path() / "model"; }
+
+  absl::Status Check() {
+    ServeConfig config;
+    config.model.path = root();
+    out_.str("");
+    return CheckServeConfig(config, out_);
+  }
+  void Patch(const std::string& file, const std::string& key, const nlohmann::json& value) {
+    nlohmann::json content = nlohmann::json::parse(std::ifstream(root() / file));
+    content[key] = value;
+    std::ofstream(root() / file) << content;
+  }
+
+  Folder folder_;
+  std::ostringstream out_;
+};
+
+TEST_F(CheckTest, TheDemoModelIsInOrder) {
+  EXPECT_EQ(Check(), absl::OkStatus());
+  for (const char* line :
+       {"tokenizer: 254 ids", "text_encoder: ", "transformer: 231 tensors in 1 file", "vae: "}) {
+    EXPECT_THAT(out_.str(), HasSubstr(line));
+  }
+}
+
+TEST_F(CheckTest, AConfigurationThatDoesNotFitTheWeightsIsFound) {
+  Patch("transformer/config.json", "num_layers", 9);
+  EXPECT_THAT(Check().message(), AllOf(HasSubstr("transformer"), HasSubstr("blocks.8")));
+  EXPECT_THAT(out_.str(), Not(HasSubstr("vae")));
+  Patch("transformer/config.json", "num_layers", 7);
+  EXPECT_THAT(Check().message(), HasSubstr("blocks.7"));
+  Patch("transformer/config.json", "num_layers", 8);
+  Patch("transformer/config.json", "ffn_dim", 500);
+  EXPECT_THAT(Check().message(), HasSubstr("[512, 192] instead of [500, 192]"));
+}
+
+TEST_F(CheckTest, ABadConfigurationIsFound) {
+  Patch("scheduler/scheduler_config.json", "solver_type", "bh1");
+  EXPECT_THAT(Check().message(), HasSubstr("solver_type"));
+}
+
+TEST_F(CheckTest, ATruncatedWeightFileIsFound) {
+  const std::filesystem::path file = root() / "vae/diffusion_pytorch_model.safetensors";
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  EXPECT_THAT(Check().message(), HasSubstr("vae/diffusion_pytorch_model.safetensors"));
+}
+
+TEST_F(CheckTest, MissingFilesAreFound) {
+  std::filesystem::remove_all(root() / "tokenizer");
+  EXPECT_EQ(Check().code(), absl::StatusCode::kNotFound);
+  std::filesystem::remove_all(root());
+  EXPECT_FALSE(Check().ok());
+}
+
+}  // namespace
+}  // namespace dlo
