@@ -143,8 +143,8 @@ void Frontend::SetRankReady(int rank, bool ready) {
 
 void Frontend::OnAttached(int rank) { supervisor_->OnAttached(rank); }
 void Frontend::OnReady(int rank) { supervisor_->OnReady(rank); }
-void Frontend::OnLoadFailed(int rank, v1::LoadFailed failed) {
-  supervisor_->OnLoadFailed(rank, std::move(failed));
+void Frontend::OnStartFailed(int rank, absl::Status why) {
+  supervisor_->OnStartFailed(rank, std::move(why));
 }
 void Frontend::OnDetached(int rank, uint64_t incarnation, std::string reason) {
   spdlog::debug("rank {}: the worker {}", rank, reason);

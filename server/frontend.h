@@ -64,7 +64,7 @@ class Frontend : private LinkEvents {
 
   void OnAttached(int rank) override;
   void OnReady(int rank) override;
-  void OnLoadFailed(int rank, v1::LoadFailed failed) override;
+  void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
   void OnFinished(int rank, uint64_t wave) override;

@@ -67,11 +67,8 @@ void Supervisor::OnReady(int rank) {
   });
 }
 
-void Supervisor::OnLoadFailed(int rank, v1::LoadFailed failed) {
-  Post([this, rank, failed = std::move(failed)] {
-    ranks_[rank].load_failure =
-        absl::Status(static_cast<absl::StatusCode>(failed.code()), failed.message());
-  });
+void Supervisor::OnStartFailed(int rank, absl::Status why) {
+  Post([this, rank, why = std::move(why)] { ranks_[rank].start_failure = why; });
 }
 
 void Supervisor::OnDetached(int rank, uint64_t incarnation) {
@@ -167,7 +164,7 @@ void Supervisor::StartWorker(int rank) {
   ++r.incarnation;
   r.was_ready = false;
   r.detached_at.reset();
-  r.load_failure.reset();
+  r.start_failure = absl::OkStatus();
   r.killed_because.clear();
   r.since = absl::Now();
   links_->Expect(rank, r.incarnation);
@@ -187,8 +184,8 @@ void Supervisor::StartWorker(int rank) {
   close(ends[1]);
   if (!process.ok()) {
     close(ends[0]);
-    r.load_failure = process.status();
-    HandleLoss(rank, {"could not be started"});
+    r.start_failure = process.status();
+    HandleLoss(rank, {});
     return;
   }
   r.process.emplace(*std::move(process));
@@ -246,16 +243,14 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   r.phase = Phase::kWaiting;
   r.start_at = absl::Now() + std::min(options_.backoff_max,
                                       options_.backoff_initial * std::pow(2.0, r.losses - 1));
-  if (r.load_failure) {
-    loss.cause = absl::StrCat("could not load the model: ", r.load_failure->message());
-  }
+  if (!r.start_failure.ok()) loss.cause = std::string(r.start_failure.message());
   if (kill_at_) return;
   spdlog::error("rank {}: the worker {}", rank, loss.cause);
   events_.on_lost(rank, loss);
   if (r.failed_starts < options_.start_attempts_max || gave_up_) return;
   gave_up_ = true;
   events_.on_gave_up(absl::Status(
-      r.load_failure ? r.load_failure->code() : absl::StatusCode::kUnavailable,
+      r.start_failure.ok() ? absl::StatusCode::kUnavailable : r.start_failure.code(),
       absl::StrCat("the worker of rank ", rank, " ", loss.cause, " (start ", r.incarnation,
                    "; giving up after ", r.failed_starts, " in a row)")));
 }

@@ -2,7 +2,7 @@
 //
 //   Supervisor supervisor(options, &links, connect, events);
 //   supervisor.Start();                                        // starts the workers
-//   link_events forward to supervisor.OnAttached / OnReady / OnLoadFailed / OnDetached
+//   link_events forward to supervisor.OnAttached / OnReady / OnStartFailed / OnDetached
 //   supervisor.Stop(absl::Seconds(5));                         // drain, then kill; nothing is left
 //
 // A worker is lost when its process ends, its link breaks, or it is not heard of for
@@ -27,7 +27,6 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "dlo/v1/worker_link.pb.h"
 #include "server/rank.h"
 #include "server/worker_link_service.h"
 #include "server/worker_process.h"
@@ -69,7 +68,7 @@ class Supervisor {
 
   void OnAttached(int rank);
   void OnReady(int rank);
-  void OnLoadFailed(int rank, v1::LoadFailed failed);
+  void OnStartFailed(int rank, absl::Status why);
   void OnDetached(int rank, uint64_t incarnation);
 
   // Asks the workers to exit, kills after `grace` those that have not, and returns when none is
@@ -87,7 +86,7 @@ class Supervisor {
     // Of this incarnation:
     bool was_ready = false;
     std::optional<absl::Time> detached_at;
-    std::optional<absl::Status> load_failure;
+    absl::Status start_failure;
     std::string killed_because;
 
     int losses = 0;         // in a row

@@ -91,10 +91,8 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
     if (!refusal.empty()) {
       spdlog::error("refused a worker: {}", refusal);
       if (service_->IsCurrent(in_.hello().rank(), in_.hello().incarnation())) {
-        v1::LoadFailed failed;
-        failed.set_code(grpc::StatusCode::FAILED_PRECONDITION);
-        failed.set_message(refusal);
-        events_->OnLoadFailed(in_.hello().rank(), std::move(failed));
+        events_->OnStartFailed(in_.hello().rank(), absl::FailedPreconditionError(
+                                                       absl::StrCat("was refused: ", refusal)));
       }
       End(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, refusal));
       return;
@@ -115,9 +113,13 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
       case v1::FromWorker::kReady:
         events_->OnReady(rank_);
         break;
-      case v1::FromWorker::kLoadFailed:
-        events_->OnLoadFailed(rank_, std::move(*in_.mutable_load_failed()));
+      case v1::FromWorker::kLoadFailed: {
+        const v1::LoadFailed& failed = in_.load_failed();
+        events_->OnStartFailed(
+            rank_, absl::Status(static_cast<absl::StatusCode>(failed.code()),
+                                absl::StrCat("could not load the model: ", failed.message())));
         break;
+      }
       case v1::FromWorker::kProgress:
         events_->OnProgress(rank_, std::move(*in_.mutable_progress()));
         break;

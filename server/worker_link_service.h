@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "dlo/v1/worker_link.grpc.pb.h"
@@ -29,8 +30,10 @@ class LinkEvents {
   virtual ~LinkEvents() = default;
   virtual void OnAttached(int rank) = 0;
   virtual void OnReady(int rank) = 0;
-  virtual void OnLoadFailed(int rank, v1::LoadFailed failed) = 0;
-  // The stream ended or was refused (`reason`).
+  // It will not become ready: its model cannot be loaded, or it was refused. The message has the
+  // worker as its subject.
+  virtual void OnStartFailed(int rank, absl::Status why) = 0;
+  // The stream of a rank that was attached has ended.
   virtual void OnDetached(int rank, uint64_t incarnation, std::string reason) = 0;
   virtual void OnProgress(int rank, v1::WaveProgress progress) = 0;
   virtual void OnFinished(int rank, uint64_t wave) = 0;

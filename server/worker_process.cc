@@ -4,8 +4,8 @@
 #include <linux/close_range.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +27,9 @@ constexpr std::array<absl::string_view, 6> kPassedNames = {"PATH", "HOME",   "LA
 constexpr std::array<absl::string_view, 15> kPassedPrefixes = {
     "LC_",   "LD_",  "MALLOC_", "CUDA_",  "NVIDIA_", "NCCL_", "GLOO_", "OMP_",
     "GOMP_", "KMP_", "MKL_",    "TORCH_", "ASAN_",   "TSAN_", "UBSAN_"};
+
+// The header of glibc 2.36 declares pidfd_open with C++ linkage.
+int PidfdOpen(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
@@ -89,7 +92,7 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Spawn(const WorkerCommand& command)
   close(error_pipe[1]);
   absl::Cleanup close_pipe = [&] { close(error_pipe[0]); };
   if (pid < 0) return absl::ErrnoToStatus(fork_error, "fork");
-  WorkerProcess process(pid, pidfd_open(pid, 0));
+  WorkerProcess process(pid, PidfdOpen(pid));
   if (process.pidfd_ < 0) return absl::ErrnoToStatus(errno, "pidfd_open");
   int error = 0;
   ssize_t bytes;
@@ -97,7 +100,7 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Spawn(const WorkerCommand& command)
     bytes = read(error_pipe[0], &error, sizeof(error));
   } while (bytes < 0 && errno == EINTR);
   if (bytes == sizeof(error)) {
-    return absl::ErrnoToStatus(error, absl::StrCat("cannot start the worker ", binary));
+    return absl::ErrnoToStatus(error, absl::StrCat("could not be started from ", binary));
   }
   return process;
 }
