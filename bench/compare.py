@@ -149,15 +149,13 @@ class Comparison:
 
     def serve(self, dtype):
         data = tempfile.mkdtemp(dir=self.scratch.name)
-        config = data + "/serve.yaml"
-        with open(config, "w") as f:
-            f.write(f"model:\n  path: {self.args.model}\n  dtype: {NAMES[dtype]}\ndata_dir: {data}\n")
         # Children inherit the affinity of the thread that starts them.
         everything = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores)
         try:
             return Server(os.path.join(self.args.build, "bin", "dlo-serve"),
-                          ["--config", config, "--worker-threads", str(self.args.threads)], environment(self.cores))
+                          ["--model", self.args.model, "--dtype", NAMES[dtype], "--threads", str(self.args.threads), "--data-dir", data],
+                          environment(self.cores))
         finally:
             os.sched_setaffinity(0, everything)
 

@@ -75,6 +75,8 @@ absl::StatusOr<ComponentWeights> LoadComponent(const std::string& dir,
 }
 
 // A step in the middle of a request: what a request computes once (text keys and values) is there.
+// The result is the way that the latents went since the start: the latents themselves are mostly
+// the noise that both halves begin with.
 class DenoiseStep {
  public:
   static absl::StatusOr<Work> Create(const Arguments& arguments, const WanConfig& config,
@@ -85,7 +87,8 @@ class DenoiseStep {
                       WanTransformerSpecs(config.transformer, arguments.dtype), device));
     ASSIGN_OR_RETURN(SafetensorsFile inputs, SafetensorsFile::Open(arguments.inputs));
     auto step = std::make_shared<DenoiseStep>();
-    ASSIGN_OR_RETURN(step->latents_, ReadTensor(inputs, "latents"));
+    ASSIGN_OR_RETURN(step->start_, ReadTensor(inputs, "latents"));
+    step->latents_ = step->start_;
     step->dtype_ = TorchDType(arguments.dtype);
     step->transformer_ = std::make_unique<WanTransformer>(config.transformer, std::move(weights));
     step->solver_ = MakeFlowSolver(config.scheduler, kSteps);
@@ -109,13 +112,14 @@ class DenoiseStep {
       v = unconditional + kGuidance * (v.slice(0, 0, 1) - unconditional);
     }
     latents_ = solver_->Step(v, latents_);
-    return latents_;
+    return latents_ - start_;
   }
 
   at::ScalarType dtype_ = at::kFloat;
   std::unique_ptr<WanTransformer> transformer_;
   std::unique_ptr<FlowSolver> solver_;
   WanContext context_;
+  at::Tensor start_;
   at::Tensor latents_;
   size_t step_ = 0;
 };

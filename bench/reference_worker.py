@@ -108,7 +108,7 @@ def denoise(root, dtype, branches):
             v = unconditional + GUIDANCE * (v - unconditional)
         state["latents"] = scheduler.step(v, t, state["latents"], return_dict=False)[0]
         state["step"] += 1
-        return state["latents"]
+        return state["latents"] - inputs["latents"]
 
     return lambda _: run()
 

@@ -28,6 +28,7 @@ int MillisecondsUntil(absl::Time deadline) {
 
 std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
   for (const std::string& s : strings) pointers.push_back(const_cast<char*>(s.c_str()));
   pointers.push_back(nullptr);
   return pointers;
@@ -80,7 +81,7 @@ absl::StatusOr<std::string> ChildProcess::WaitForLine(absl::string_view text,
   size_t line = 0;
   for (;;) {
     for (size_t end; (end = output_.find('\n', line)) != std::string::npos; line = end + 1) {
-      const std::string candidate = output_.substr(line, end - line);
+      std::string candidate = output_.substr(line, end - line);
       if (absl::StrContains(candidate, text)) return candidate;
     }
     if (ReadSome(deadline)) continue;
