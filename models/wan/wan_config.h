@@ -1,10 +1,12 @@
-// The configurations of a Wan repository, read from its JSON files. Torch-free: the frontend and the forward code share them.
+// The configurations of a Wan repository, read from its JSON files. Torch-free: the frontend and
+// the forward code share them.
 //
 //   ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig("/models/Wan2.1-T2V-1.3B-Diffusers"));
 //
-// Missing keys take diffusers' class defaults; unknown keys are ignored and logged once per file. Field names are those of the
-// JSON keys. Source: diffusers 0.42 WanTransformer3DModel, AutoencoderKLWan, UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler,
-// transformers 5 UMT5Config.
+// Missing keys take diffusers' class defaults; unknown keys are ignored and logged once per file.
+// Field names are those of the JSON keys. Source: diffusers 0.42 WanTransformer3DModel,
+// AutoencoderKLWan, UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler, transformers 5
+// UMT5Config.
 #pragma once
 
 #include <array>
@@ -54,6 +56,7 @@ struct WanVaeConfig {
   int64_t decoder_dim() const { return decoder_base_dim.value_or(base_dim); }
 };
 
+// These defaults are the encoder of the Wan repositories; a file's missing keys take UMT5Config's.
 struct Umt5Config {
   int64_t vocab_size = 256384;
   int64_t d_model = 4096;
@@ -70,10 +73,11 @@ struct Umt5Config {
 
 // How a solver spaces its noise levels.
 enum class SigmaGrid {
-  kUniPC,         // diffusers >= 0.37: u = linspace(1, 1/1000, n+1)[:-1], shifted once
-  kUniPCLegacy,   // diffusers <= 0.36 and the original repository: u = linspace(0.999, 0, n+1)[:-1]
-  kEuler,         // diffusers FlowMatchEulerDiscreteScheduler: shifted twice
-  kEulerNative,   // original Wan and lightx2v: u = linspace(1, 0, n+1)[:-1], shifted once, float timesteps
+  kUniPC,        // diffusers >= 0.37: u = linspace(1, 1/1000, n+1)[:-1], shifted once
+  kUniPCLegacy,  // diffusers <= 0.36 and the original repository: u = linspace(0.999, 0, n+1)[:-1]
+  kEuler,        // diffusers FlowMatchEulerDiscreteScheduler: shifted twice
+  // Original Wan and lightx2v: u = linspace(1, 0, n+1)[:-1], shifted once, float timesteps.
+  kEulerNative,
 };
 
 struct FlowSchedulerConfig {
@@ -82,23 +86,25 @@ struct FlowSchedulerConfig {
   SigmaGrid grid = SigmaGrid::kUniPC;
   double shift = 1.0;  // flow_shift (UniPC) or shift (Euler)
   int num_train_timesteps = 1000;
-  int solver_order = 2;              // UniPC: 1 or 2
+  int solver_order = 2;                // UniPC: 1 or 2
   std::vector<int> disable_corrector;  // UniPC: steps without correction
 };
 
 struct WanConfig {
-  WanTransformerConfig transformer;                    // the only one, or the high-noise expert
-  std::optional<WanTransformerConfig> transformer_2;   // the low-noise expert (Wan 2.2 A14B)
-  std::optional<double> boundary_ratio;                // of num_train_timesteps; at or above it the first expert runs
-  bool expand_timesteps = false;                       // Wan 2.2 TI2V: one timestep per token
+  WanTransformerConfig transformer;                   // the only one, or the high-noise expert
+  std::optional<WanTransformerConfig> transformer_2;  // the low-noise expert (Wan 2.2 A14B)
+  // Of num_train_timesteps; at or above it the first expert runs. Above 0 there are two experts.
+  std::optional<double> boundary_ratio;
+  bool expand_timesteps = false;  // Wan 2.2 TI2V: one timestep per token
   WanVaeConfig vae;
   Umt5Config text_encoder;
   FlowSchedulerConfig scheduler;
 };
 
 // Reads and checks model_index.json and every component's JSON. `root` is a diffusers repository.
-// INVALID_ARGUMENT names file, key and value for a value that cannot run (a UniPC with solver_type bh1, heads that do not divide, ...),
-// NOT_FOUND names a missing file, UNIMPLEMENTED a pipeline class that is not a Wan text-to-video one.
+// INVALID_ARGUMENT names file, key and value for a value that cannot run (a UniPC with solver_type
+// bh1, heads that do not divide, ...), NOT_FOUND names a missing file, UNIMPLEMENTED a pipeline
+// class that is not a Wan text-to-video one.
 absl::StatusOr<WanConfig> ReadWanConfig(const std::filesystem::path& root);
 
 }  // namespace dlo
