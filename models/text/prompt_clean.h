@@ -1,14 +1,12 @@
 // Prompt cleaning as diffusers does it before it tokenises: prompt_clean of diffusers 0.42 with
 // ftfy 6.3 installed.
 //
-//   std::string clean = CleanPrompt("  \xE2\x80\x9CTom &amp;amp; Jerry\xE2\x80\x9D\n");   // "\"Tom
-//   & Jerry\""
+//   std::string clean = CleanPrompt("  Tom &amp;amp; “Jerry”\n");   // Tom & "Jerry"
 //
 // In order:
 // 1. ftfy.fix_text, repeated until nothing changes: entities with a semicolon (at all levels, but
-// only up to the first line that
-//    has a `<`), C1 controls as Windows-1252, Latin ligatures, half and full width forms, curly
-//    quotes, line breaks, terminal escapes, control characters, NFC.
+//    only up to the first line that has a `<`), C1 controls as Windows-1252, Latin ligatures, half
+//    and full width forms, curly quotes, line breaks, terminal escapes, control characters, NFC.
 // 2. html.unescape, twice: also entities without a semicolon, by the longest known prefix.
 // 3. Runs of white space (Python's \s) become one space; none is left at either end.
 //

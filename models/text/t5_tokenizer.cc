@@ -119,6 +119,9 @@ T5Tokenizer::T5Tokenizer(TokenizerSpec spec)
   for (const AddedToken& token : spec_.added_tokens) {
     vocab_size_ = std::max(vocab_size_, token.id + 1);
   }
+  for (const auto* ids : {&spec_.prefix_ids, &spec_.suffix_ids}) {
+    for (int64_t id : *ids) vocab_size_ = std::max(vocab_size_, id + 1);
+  }
 }
 
 std::string T5Tokenizer::NormalizeText(absl::string_view text) const {

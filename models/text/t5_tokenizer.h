@@ -2,8 +2,7 @@
 // `tokenizer/` folder.
 //
 //   ASSIGN_OR_RETURN(auto tokenizer, T5Tokenizer::Load(model_dir / "tokenizer"));
-//   std::vector<int64_t> ids = tokenizer->Encode(CleanPrompt(prompt), 512);   // ends with </s>; no
-//   padding
+//   std::vector<int64_t> ids = tokenizer->Encode(CleanPrompt(prompt), 512);   // ..., </s>
 //
 // Ids equal those of the tokenizers library on the same tokenizer.json: added tokens (</s>,
 // <extra_id_3>) first, then normalisation, words, and the unigram model. A folder without
@@ -37,7 +36,8 @@ class T5Tokenizer {
   T5Tokenizer(const T5Tokenizer&) = delete;
   T5Tokenizer& operator=(const T5Tokenizer&) = delete;
 
-  // At most max_length ids, the last of which is </s>; pieces that do not fit are left out. Only
+  // At most max_length ids without padding, the last </s>; pieces that do not fit are left out.
+  // Only
   // </s> for an empty text, and for a max_length below 1 too. Bytes that are not UTF-8 count as
   // U+FFFD. Nothing fails.
   std::vector<int64_t> Encode(absl::string_view text, int max_length) const;

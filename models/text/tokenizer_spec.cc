@@ -103,7 +103,7 @@ struct Place {
 // Puts file and place before what an inner part says of its data.
 absl::Status Within(const Place& place, const absl::Status& status) {
   return absl::Status(status.code(),
-                      absl::StrCat(place.source, ": ", place.path, " ", status.message()));
+                      absl::StrCat(place.source, ": ", place.path, ": ", status.message()));
 }
 
 absl::StatusOr<UnigramModel> ParseModel(const Place& place) {
@@ -129,9 +129,7 @@ absl::StatusOr<UnigramModel> ParseModel(const Place& place) {
   ASSIGN_OR_RETURN(int64_t unk_id, unk.Id());
   ASSIGN_OR_RETURN(bool byte_fallback, place.BoolAt("byte_fallback", false));
   auto model = UnigramModel::Create(std::move(pieces), unk_id, byte_fallback);
-  if (!model.ok())
-    return Within(
-        place, absl::Status(model.status().code(), absl::StrCat(": ", model.status().message())));
+  if (!model.ok()) return Within(place, model.status());
   return model;
 }
 

@@ -1,9 +1,9 @@
 // The unigram language model of SentencePiece: cuts a word into the pieces of a vocabulary with the
 // best total score.
 //
-//   ASSIGN_OR_RETURN(UnigramModel model, UnigramModel::Create(std::move(pieces), /*unk_id=*/2,
-//   /*byte_fallback=*/false)); std::vector<int64_t> ids; model.Encode("\xE2\x96\x81green", ids); //
-//   appends
+//   ASSIGN_OR_RETURN(UnigramModel model, UnigramModel::Create(pieces, unk_id, byte_fallback));
+//   std::vector<int64_t> ids;
+//   model.Encode("▁green", ids);   // appends
 //
 // Ids and ties are those of the tokenizers library (Unigram, "optimized" search) on a
 // tokenizer.json: every piece of the vocabulary can match, also <0x41> and </s>; neighbouring
