@@ -277,7 +277,7 @@ TEST(FrontendTest, AFailedRequestIsToldWithItsReasonAndTheWorkerLives) {
   } kCases[] = {{"oom", StatusCode::RESOURCE_EXHAUSTED, "OUT_OF_MEMORY"},
                 {"throw", StatusCode::RESOURCE_EXHAUSTED, "OUT_OF_MEMORY"},
                 {"fail", StatusCode::INTERNAL, "GENERATION_FAILED"},
-                {"nan", StatusCode::INVALID_ARGUMENT, "ENCODING_FAILED"}};
+                {"nan", StatusCode::INTERNAL, "ENCODING_FAILED"}};
   for (const auto& c : kCases) {
     const grpc::Status status =
         TestCall(harness.channel(), FrontendHarness::Request(c.prompt)).Finish();

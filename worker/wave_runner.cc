@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "media/video_writer.h"
 #include "proto/convert.h"
@@ -49,7 +50,10 @@ v1::JobState ToJobState(Stage stage) {
 
 v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
   v1::WaveFailed failed;
-  failed.set_code(static_cast<int>(status.code()));
+  // The request was checked before it came here, so an argument that is refused now is not the
+  // client's: frames that are not numbers.
+  const bool our_fault = absl::IsInvalidArgument(status);
+  failed.set_code(static_cast<int>(our_fault ? absl::StatusCode::kInternal : status.code()));
   failed.set_message(std::string(status.message()));
   if (absl::IsCancelled(status)) {
     failed.set_reason(kCancelled);

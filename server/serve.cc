@@ -1,0 +1,155 @@
+#include "server/serve.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "loader/model_path.h"
+#include "models/model_card.h"
+#include "proto/build_id.h"
+#include "server/frontend.h"
+
+namespace dlo {
+namespace {
+
+// What ends the server: a signal, or the workers.
+class EndEvents {
+ public:
+  EndEvents() : failure_fd_(eventfd(0, EFD_CLOEXEC)) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+    signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC);
+  }
+  ~EndEvents() {
+    close(failure_fd_);
+    close(signal_fd_);
+  }
+
+  void Fail(absl::Status failure) {
+    {
+      absl::MutexLock lock(&mutex_);
+      failure_ = std::move(failure);
+    }
+    Wake();
+  }
+  absl::Status failure() {
+    absl::MutexLock lock(&mutex_);
+    return failure_;
+  }
+
+  // Ends the next Wait.
+  void Wake() { eventfd_write(failure_fd_, 1); }
+
+  // The signal that came, or 0 for Fail and Wake.
+  int Wait() {
+    std::array<pollfd, 2> fds = {{{signal_fd_, POLLIN, 0}, {failure_fd_, POLLIN, 0}}};
+    while (poll(fds.data(), fds.size(), -1) < 0) {
+    }
+    signalfd_siginfo info;
+    if ((fds[0].revents & POLLIN) != 0 && read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
+      return static_cast<int>(info.ssi_signo);
+    }
+    eventfd_t count;
+    eventfd_read(failure_fd_, &count);
+    return 0;
+  }
+
+ private:
+  int signal_fd_ = -1;
+  const int failure_fd_;
+  absl::Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+FrontendOptions ToFrontendOptions(const ServeConfig& config, const std::filesystem::path& model,
+                                  const InstallLayout& layout) {
+  FrontendOptions options;
+  options.listen = config.listen;
+  options.scheduler.max_waiting = config.queue_max_waiting;
+  options.links.build_id = BuildId();
+  options.supervisor.worker_binary = layout.executable_dir / "dlo-worker";
+  options.supervisor.worker_arguments = {
+      absl::StrCat("--model=", model.string()),
+      absl::StrCat("--dtype=", std::string(DTypeName(config.model.dtype))),
+      absl::StrCat("--device=", config.device), absl::StrCat("--threads=", config.worker_threads),
+      absl::StrCat("--log-level=", config.log_level)};
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& config,
+                                                        const InstallLayout& layout,
+                                                        EndEvents* end) {
+  ASSIGN_OR_RETURN(const std::filesystem::path model, ResolveModelPath(config.model.path));
+  ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card, ReadModelCard(model));
+  spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
+  FrontendOptions options = ToFrontendOptions(config, model, layout);
+  options.on_failure = [end](absl::Status failure) { end->Fail(std::move(failure)); };
+  return Frontend::Start(std::move(options), std::move(card));
+}
+
+// The kernel kills the workers with us and everything else of ours is unnamed; only a listening
+// socket's file is left to remove.
+[[noreturn]] void ExitAtOnce(const ServeConfig& config, int signal) {
+  spdlog::warn("second signal: exiting at once");
+  spdlog::default_logger()->flush();
+  absl::string_view listen = config.listen;
+  if (absl::ConsumePrefix(&listen, "unix:")) unlink(std::string(listen).c_str());
+  _exit(128 + signal);
+}
+
+}  // namespace
+
+int Serve(const ServeConfig& config, const InstallLayout& layout) {
+  EndEvents end;
+  StartLogging("dlo-serve", config.log_level);
+  absl::StatusOr<std::unique_ptr<Frontend>> frontend = StartFrontend(config, layout, &end);
+  if (!frontend.ok()) {
+    spdlog::error("{}", std::string(frontend.status().message()));
+    return 1;
+  }
+  absl::Duration grace = config.shutdown_grace;
+  if (end.Wait() == 0) {
+    spdlog::error("{}", std::string(end.failure().message()));
+    grace = absl::ZeroDuration();
+  } else {
+    spdlog::info("shutting down: finishing what runs, for at most {}", absl::FormatDuration(grace));
+  }
+  std::atomic<bool> finished = false;
+  std::thread shutdown([&] {
+    (*frontend)->Shutdown(grace);
+    finished = true;
+    end.Wake();
+  });
+  while (!finished) {
+    if (const int signal = end.Wait(); signal != 0) ExitAtOnce(config, signal);
+  }
+  shutdown.join();
+  frontend->reset();
+  if (!end.failure().ok()) return 1;
+  spdlog::info("stopped");
+  return 0;
+}
+
+}  // namespace dlo

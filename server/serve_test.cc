@@ -1,0 +1,219 @@
+// The dlo-serve binary as a process, with a scripted worker beside it in the place of dlo-worker
+// and the demo model's card.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/testing/frontend_harness.h"
+
+namespace dlo {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+
+bool WaitFor(const std::function<bool()>& condition) {
+  for (const absl::Time end = absl::Now() + kTestTimeout; absl::Now() < end;) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return false;
+}
+
+std::string ReadFile(const fs::path& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class ServeTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "serve-test-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    fs::create_directories(folder_ / "bin");
+    fs::create_directories(folder_ / "tmp");
+    fs::copy_file(fs::path(DLO_BINARY_DIR) / "bin/dlo-serve", folder_ / "bin/dlo-serve");
+    UseWorker("");
+  }
+  void TearDown() override {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    fs::remove_all(folder_);
+  }
+
+  void UseWorker(const std::string& flags) {
+    const fs::path script = folder_ / "bin/dlo-worker";
+    std::ofstream(script) << "#!/bin/sh\nexec '" << DLO_BINARY_DIR << "/tests/scripted-worker' "
+                          << flags << " \"$@\"\n";
+    fs::permissions(script, fs::perms::owner_all);
+  }
+
+  void Start(std::vector<std::string> arguments) {
+    const std::string binary = (folder_ / "bin/dlo-serve").string();
+    arguments.insert(arguments.begin(), binary);
+    const std::string log = (folder_ / "log").string();
+    const std::string tmp = "TMPDIR=" + (folder_ / "tmp").string();
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    pid_ = fork();
+    ASSERT_GE(pid_, 0);
+    if (pid_ == 0) {
+      const int fd = open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
+      dup2(fd, STDOUT_FILENO);
+      dup2(fd, STDERR_FILENO);
+      const char* environment[] = {"PATH=/usr/bin:/bin", tmp.c_str(), nullptr};
+      execve(binary.c_str(), argv.data(), const_cast<char**>(environment));
+      _exit(127);
+    }
+  }
+
+  std::string Log() const { return ReadFile(folder_ / "log"); }
+
+  // The address behind the latest "serving on".
+  std::string WaitServing() {
+    std::string address;
+    WaitFor([&] {
+      const std::string log = Log();
+      const size_t at = log.rfind("serving on ");
+      if (at == std::string::npos) return false;
+      const size_t start = at + std::string("serving on ").size();
+      const size_t end = log.find('\n', start);
+      if (end == std::string::npos) return false;
+      address = log.substr(start, end - start);
+      return true;
+    });
+    EXPECT_FALSE(address.empty()) << Log();
+    return address;
+  }
+
+  // The wait status; -1 if it does not end.
+  int WaitExit() {
+    int status = -1;
+    const bool ended = WaitFor([&] { return waitpid(pid_, &status, WNOHANG) == pid_; });
+    if (ended) pid_ = -1;
+    return ended ? status : -1;
+  }
+
+  std::vector<int> Workers() const {
+    std::vector<int> pids;
+    for (const auto& task : fs::directory_iterator(absl::StrCat("/proc/", pid_, "/task"))) {
+      std::ifstream children(task.path() / "children");
+      for (int pid; children >> pid;) pids.push_back(pid);
+    }
+    return pids;
+  }
+
+  static std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
+    return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  }
+
+  fs::path folder_;
+  pid_t pid_ = -1;
+};
+
+bool IsAlive(int pid) { return kill(pid, 0) == 0; }
+
+TEST_F(ServeTest, SigtermFinishesWhatRunsExitsWithZeroAndLeavesNothing) {
+  const fs::path socket = folder_ / "public.sock";
+  Start({"--listen=unix:" + socket.string()});
+  const std::string address = WaitServing();
+  const std::vector<int> workers = Workers();
+  ASSERT_EQ(workers.size(), 1u);
+  const std::string go = (folder_ / "go").string();
+  TestCall call(ChannelTo(address), FrontendHarness::Request("hold_step=1:" + go));
+  ASSERT_TRUE(call.ReadUntilStep(1)) << call.Finish().error_message();
+  kill(pid_, SIGTERM);
+  ASSERT_TRUE(WaitFor([&] { return Log().find("shutting down") != std::string::npos; }));
+  std::ofstream(go).flush();
+  EXPECT_TRUE(call.Finish().ok());
+  const int status = WaitExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << Log();
+  EXPECT_FALSE(IsAlive(workers[0]));
+  EXPECT_FALSE(fs::exists(socket));
+  EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
+}
+
+TEST_F(ServeTest, ASecondSignalEndsItAtOnceAndLeavesNothing) {
+  const fs::path socket = folder_ / "public.sock";
+  Start({"--listen=unix:" + socket.string()});
+  const std::string address = WaitServing();
+  const int worker = Workers().at(0);
+  TestCall call(ChannelTo(address),
+                FrontendHarness::Request("hold_step=1:" + (folder_ / "never").string()));
+  ASSERT_TRUE(call.ReadUntilStep(1));
+  kill(pid_, SIGINT);
+  ASSERT_TRUE(WaitFor([&] { return Log().find("shutting down") != std::string::npos; }));
+  kill(pid_, SIGINT);
+  const int status = WaitExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGINT) << status << Log();
+  EXPECT_TRUE(WaitFor([&] { return !IsAlive(worker); }));
+  EXPECT_FALSE(fs::exists(socket));
+  EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
+}
+
+TEST_F(ServeTest, AKilledServerTakesItsWorkerAlong) {
+  Start({"--listen=127.0.0.1:0"});
+  WaitServing();
+  const int worker = Workers().at(0);
+  kill(pid_, SIGKILL);
+  EXPECT_TRUE(WIFSIGNALED(WaitExit()));
+  EXPECT_TRUE(WaitFor([&] { return !IsAlive(worker); }));
+  EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
+}
+
+TEST_F(ServeTest, PrintsThePortThatItChose) {
+  Start({"--listen=127.0.0.1:0"});
+  const std::string address = WaitServing();
+  EXPECT_THAT(address, testing::MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
+  EXPECT_TRUE(TestCall(ChannelTo(address), FrontendHarness::Request("a red circle")).Finish().ok());
+}
+
+TEST_F(ServeTest, AModelThatCannotBeLoadedEndsItWithTheReason) {
+  UseWorker("--load-error=disk-on-fire");
+  Start({"--listen=127.0.0.1:0"});
+  const int status = WaitExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_THAT(Log(), HasSubstr("could not load the model: disk-on-fire"));
+}
+
+TEST_F(ServeTest, RefusesTheWrongFieldsOfARealModel) {
+  Start({"--listen=127.0.0.1:0"});
+  v1::GenerateRequest request = FrontendHarness::Request("x");
+  request.mutable_settings()->set_width(100);
+  request.mutable_settings()->set_num_inference_steps(0);
+  const grpc::Status status = TestCall(ChannelTo(WaitServing()), request).Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("settings.width"));
+  EXPECT_THAT(status.error_message(), HasSubstr("settings.num_inference_steps"));
+}
+
+TEST_F(ServeTest, LinksNoLibtorch) {
+  const std::string command = "ldd " + (folder_ / "bin/dlo-serve").string();
+  FILE* const pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string libraries;
+  for (int c; (c = fgetc(pipe)) != EOF;) libraries.push_back(static_cast<char>(c));
+  ASSERT_EQ(pclose(pipe), 0);
+  EXPECT_THAT(libraries, HasSubstr("libgrpc++"));
+  EXPECT_THAT(libraries, Not(HasSubstr("torch")));
+  EXPECT_THAT(libraries, Not(HasSubstr("libc10")));
+}
+
+}  // namespace
+}  // namespace dlo
