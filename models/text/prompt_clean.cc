@@ -93,8 +93,8 @@ std::u32string FixCharacters(std::u32string_view text) {
 
 // The end of the terminal escape ESC [ parameters letter at text[pos]; pos if there is none.
 size_t TerminalEscapeEnd(std::u32string_view text, size_t pos) {
-  size_t end = pos;
-  if (text[end++] != 0x1B || end == text.size() || text[end++] != '[') return pos;
+  if (text.substr(pos, 2) != U"\x1B[") return pos;
+  size_t end = pos + 2;
   while (end < text.size() && (text[end] == ';' || IsDecimalDigit(text[end]))) ++end;
   if (end == text.size()) return pos;
   const char32_t letter = text[end];

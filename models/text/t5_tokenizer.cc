@@ -9,9 +9,9 @@
 namespace dlo {
 namespace {
 
-std::string Apply(const Charsmap& map, std::string text) { return map.Normalize(text); }
+std::string Apply(const Charsmap& map, const std::string& text) { return map.Normalize(text); }
 
-std::string Apply(const StripStep& step, std::string text) {
+std::string Apply(const StripStep& step, const std::string& text) {
   const std::u32string points = DecodeUtf8(text);
   size_t begin = 0;
   size_t end = points.size();
@@ -20,7 +20,7 @@ std::string Apply(const StripStep& step, std::string text) {
   return EncodeUtf8(std::u32string_view(points).substr(begin, end - begin));
 }
 
-std::string Apply(const ReplaceStep& step, std::string text) {
+std::string Apply(const ReplaceStep& step, const std::string& text) {
   std::string out;
   out.reserve(text.size());
   const size_t width = step.pattern.size();
@@ -43,7 +43,7 @@ std::string Apply(const ReplaceStep& step, std::string text) {
   return out;
 }
 
-std::string Apply(NormalForm form, std::string text) {
+std::string Apply(NormalForm form, const std::string& text) {
   return EncodeUtf8(Normalize(DecodeUtf8(text), form));
 }
 
@@ -127,7 +127,7 @@ T5Tokenizer::T5Tokenizer(TokenizerSpec spec)
 std::string T5Tokenizer::NormalizeText(absl::string_view text) const {
   std::string normal(text);
   for (const NormalizerStep& step : spec_.normalizers) {
-    normal = std::visit([&](const auto& s) { return Apply(s, std::move(normal)); }, step);
+    normal = std::visit([&](const auto& s) { return Apply(s, normal); }, step);
   }
   return normal;
 }

@@ -61,6 +61,7 @@ struct Place {
   absl::StatusOr<std::vector<Place>> List() const {
     if (!value->is_array()) return Wrong("a list");
     std::vector<Place> places;
+    places.reserve(value->size());
     for (size_t i = 0; i < value->size(); ++i) {
       places.push_back({&(*value)[i], source, absl::StrCat(path, "[", i, "]")});
     }
