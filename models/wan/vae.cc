@@ -69,7 +69,7 @@ class WanVae::Decoder {
       at::Tensor x = conv_in_.Forward(post_quant_.Forward(z.narrow(0, i, 1)), stream);
       x = mid_.Forward(x, stream);
       for (const StageLayers& stage : stages_) x = stage.Forward(x, stream);
-      x = head_.Forward(x, stream);
+      x = head_.Forward(std::move(x), stream);
       stream.EndChunk();
       if (!on_chunk(std::move(x))) return false;
     }

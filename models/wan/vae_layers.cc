@@ -145,8 +145,13 @@ at::Tensor CausalConv::Forward(const at::Tensor& frames, VaeStream& stream) cons
 }
 
 void CausalConv::Skip(const at::Tensor& frames, VaeStream& stream) const {
-  // A copy: a view would keep the whole window alive.
-  stream.history(slot_) = frames.narrow(0, frames.size(0) - num_history_, num_history_).clone();
+  const at::Tensor last = frames.narrow(0, frames.size(0) - num_history_, num_history_);
+  at::Tensor& history = stream.history(slot_);
+  if (history.defined()) {
+    history.copy_(last);
+  } else {
+    history = last.clone();  // a view would keep the whole window alive
+  }
 }
 
 RmsNorm::RmsNorm(const VaeLayerLoader& loader, const std::string& prefix) {
@@ -164,10 +169,11 @@ void RmsNorm::SiluInto(const at::Tensor& frames, const at::Tensor& out) const {
   NormInto(frames, gain_, /*silu=*/true, out);
 }
 
-at::Tensor NormSiluConv::Forward(const at::Tensor& frames, VaeStream& stream) const {
+at::Tensor NormSiluConv::Forward(at::Tensor frames, VaeStream& stream) const {
   const at::Tensor window =
       conv_.Window(frames.size(0), frames.size(1), frames.size(2), frames, stream);
   norm_.SiluInto(frames, conv_.NewFrames(window));
+  frames.reset();  // frees what only this layer still needed
   return conv_.ForwardWindow(window, stream);
 }
 

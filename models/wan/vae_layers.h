@@ -123,7 +123,7 @@ class NormSiluConv {
   NormSiluConv(VaeLayerLoader& loader, const std::string& norm, const std::string& conv)
       : norm_(loader, norm), conv_(loader, conv) {}
 
-  at::Tensor Forward(const at::Tensor& frames, VaeStream& stream) const;
+  at::Tensor Forward(at::Tensor frames, VaeStream& stream) const;
 
  private:
   RmsNorm norm_;
