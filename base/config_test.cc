@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 const ConfigSchema& Schema() {
   static const auto* const schema = new ConfigSchema{

@@ -22,9 +22,11 @@
     }                                                         \
   } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): `lhs` may be a declaration.
 #define ASSIGN_OR_RETURN(lhs, expr) \
   DLO_ASSIGN_OR_RETURN(DLO_CONCAT(dlo_status_or_, __LINE__), lhs, expr)
 #define DLO_ASSIGN_OR_RETURN(tmp, lhs, expr)     \
   auto tmp = (expr);                             \
   if (!tmp.ok()) return std::move(tmp).status(); \
   lhs = *std::move(tmp)
+// NOLINTEND(bugprone-macro-parentheses)

@@ -308,8 +308,7 @@ absl::StatusOr<std::filesystem::path> InstallLayout::DemoModel() const {
     std::error_code error;
     return std::filesystem::exists(folder / "model_index.json", error);
   };
-  const std::filesystem::path installed =
-      (executable_dir / "../share/dlo/shapes").lexically_normal();
+  std::filesystem::path installed = (executable_dir / "../share/dlo/shapes").lexically_normal();
   if (found(installed)) return installed;
   if (!source_dir.empty() && found(source_dir / "assets/shapes"))
     return source_dir / "assets/shapes";

@@ -52,6 +52,7 @@ absl::StatusOr<ServeCommand> Parse(std::vector<std::string> arguments,
                                    const InstallLayout& layout = {"/nowhere/bin", DLO_SOURCE_DIR}) {
   arguments.insert(arguments.begin(), "dlo-serve");
   std::vector<const char*> argv;
+  argv.reserve(arguments.size());
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   return ParseServeCommand(static_cast<int>(argv.size()), argv.data(), environment, layout);
 }

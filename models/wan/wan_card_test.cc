@@ -209,6 +209,7 @@ TEST(WanCardTest, EveryWrongFieldIsReportedAtOnce) {
                                                            .solver = "x"},
                                                           0, &settings);
   std::vector<std::string> fields;
+  fields.reserve(wrong.size());
   for (const FieldViolation& violation : wrong) fields.push_back(violation.field);
   EXPECT_THAT(fields, UnorderedElementsAre(
                           "settings.width", "settings.height", "settings.num_frames",

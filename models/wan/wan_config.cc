@@ -70,7 +70,7 @@ struct ModelIndex {
           absl::StrCat(file, ": ", name, " is ", JsonExcerpt(*it),
                        ", but must be a pair [library, class], or [null, null] if it is absent"));
     }
-    const std::string class_name = (*it)[1].get<std::string>();
+    std::string class_name = (*it)[1].get<std::string>();
     for (const std::string& candidate : supported) {
       if (candidate == class_name) return class_name;
     }
@@ -215,7 +215,7 @@ void CheckVaeShapes(const WanVaeConfig& config, JsonReader& reader) {
   if (!config.is_residual) return;
   // The parameterless shortcuts repeat (DupUp3D) or average (AvgDown3D) whole groups of channels.
   for (size_t i = 0; i + 1 < stages; ++i) {
-    const int64_t factor = 4 * (config.temperal_downsample[i] ? 2 : 1);
+    const int64_t factor = config.temperal_downsample[i] ? 8 : 4;
     const int64_t narrow_down = (i == 0 ? 1 : config.dim_mult[i - 1]) * config.base_dim;
     const int64_t wide_down = config.dim_mult[i] * config.base_dim;
     if (narrow_down * factor % wide_down != 0) {
@@ -227,7 +227,7 @@ void CheckVaeShapes(const WanVaeConfig& config, JsonReader& reader) {
     // temperal_downsample.
     const int64_t in = config.dim_mult[stages - 1 - (i == 0 ? 0 : i - 1)] * config.decoder_dim();
     const int64_t out = config.dim_mult[stages - 1 - i] * config.decoder_dim();
-    const int64_t up_factor = 4 * (config.temperal_downsample[stages - 2 - i] ? 2 : 1);
+    const int64_t up_factor = config.temperal_downsample[stages - 2 - i] ? 8 : 4;
     if (out * up_factor % in != 0) {
       reader.Fail("dim_mult",
                   absl::StrCat("and decoder_base_dim do not divide: the decoder's stage ", i,
