@@ -24,6 +24,7 @@ using ::testing::Not;
 // A file with one-byte tensors of these names; each holds its name's first letter.
 void WriteShard(const fs::path& path, const std::vector<std::string>& names) {
   std::vector<SafetensorsTensor> tensors;
+  tensors.reserve(names.size());
   for (const std::string& name : names) {
     tensors.push_back({name, DType::kU8, {1}, AsBytes(name).subspan(0, 1)});
   }

@@ -118,7 +118,7 @@ absl::StatusOr<fs::path> FindSnapshot(const HubId& id, const std::string& text,
       HubCache(environment) / absl::StrCat("models--", id.organisation, "--", id.name);
   const std::string revision = id.revision.empty() ? "main" : id.revision;
   const std::string commit = ReadRef(repository, revision);
-  const fs::path snapshot = repository / "snapshots" / (commit.empty() ? revision : commit);
+  fs::path snapshot = repository / "snapshots" / (commit.empty() ? revision : commit);
   if (IsFolder(snapshot)) return snapshot;
 
   std::string looked =
@@ -147,7 +147,7 @@ absl::StatusOr<std::filesystem::path> ResolveModelPath(const std::string& folder
   if (folder_or_hub_id.empty() || absl::StrContains(folder_or_hub_id, absl::string_view("\0", 1))) {
     return absl::InvalidArgumentError("the model path is empty or holds a NUL byte");
   }
-  const fs::path folder = ExpandHome(folder_or_hub_id, environment);
+  fs::path folder = ExpandHome(folder_or_hub_id, environment);
   if (IsFolder(folder)) return folder;
   std::error_code ignored;
   if (fs::exists(folder, ignored)) {

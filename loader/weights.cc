@@ -1,5 +1,6 @@
 #include "loader/weights.h"
 
+#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -129,10 +130,10 @@ std::vector<Chunk> SplitIntoChunks(const std::vector<Transfer>& transfers) {
 // The whole pages that `data`, part of a file's mapping, touches.
 absl::Span<std::byte> PagesOf(absl::Span<const std::byte> data) {
   static const uintptr_t page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(data.data()) / page_bytes * page_bytes;
-  const uintptr_t end = reinterpret_cast<uintptr_t>(data.data() + data.size());
-  const uintptr_t rounded_end = (end + page_bytes - 1) / page_bytes * page_bytes;
-  return absl::MakeSpan(reinterpret_cast<std::byte*>(begin), rounded_end - begin);
+  const uintptr_t into_page = reinterpret_cast<uintptr_t>(data.data()) % page_bytes;
+  const size_t bytes = into_page + data.size();
+  return absl::MakeSpan(const_cast<std::byte*>(data.data()) - into_page,
+                        (bytes + page_bytes - 1) / page_bytes * page_bytes);
 }
 
 absl::Status LoadChunk(const Chunk& chunk) {
@@ -204,8 +205,9 @@ absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSp
     while (helpers.size() + 1 < std::min(wanted, chunks.size())) {
       helpers.emplace_back([&runner] { runner.Run(); });
     }
-  } catch (const std::system_error&) {
-    // The system gives no more threads: those there are do the work.
+  } catch (const std::system_error& error) {
+    spdlog::warn("loading weights with {} threads instead of {}: {}", helpers.size() + 1, wanted,
+                 error.what());
   }
   runner.Run();
   for (std::thread& helper : helpers) helper.join();

@@ -50,6 +50,7 @@ class LoadTensorsTest : public ::testing::Test {
                     const LoadOptions& options = {}) {
     results_.clear();
     std::vector<std::byte*> destinations;
+    destinations.reserve(specs.size());
     for (const TensorSpec& spec : specs) {
       results_.emplace_back(static_cast<size_t>(spec.bytes()), std::byte{0xEE});
     }
