@@ -21,6 +21,7 @@ memory    peak resident memory over the requests of `request`. Ours: VmHWM of dl
 import argparse
 import json
 import os
+import signal
 import statistics
 import struct
 import subprocess
@@ -263,6 +264,7 @@ def main():
     if unknown or set(args.dtypes) - set(NAMES):
         parser.error("known: --only request,denoise,text,start,memory and --dtypes F32,BF16")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     comparison = Comparison(args)
     print(f"cores {sorted(comparison.cores)}, {args.threads} threads a side, median of {args.repeats} after a warm-up, in turns\n")
     print(f"{'':48} {'diffusers':>8}{'':18} {'ours':>8}{'':19} {'unit':4} {'ratio':6}  {'target':14}")
