@@ -6,17 +6,20 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "loader/safetensors.h"
@@ -391,6 +394,36 @@ TEST(WanVae, ASecondVideoRemembersNothingOfTheFirst) {
   const at::Tensor first = DecodeAll(vae, z);
   DecodeAll(vae, Input("another.input", {1, 48, 3, 3, 2}));
   EXPECT_TRUE(at::equal(DecodeAll(vae, z), first));
+}
+
+// The bytes of tensors alive on this thread since its creation, at their highest.
+class PeakMemory : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+};
+
+TEST(WanVae, MemoryDoesNotGrowWithTheLengthOfTheVideo) {
+  const WanVae vae(Small21(), HashWeights(Small21()));
+  const auto peak = [&](int64_t latent_frames) {
+    const at::Tensor z = Input("input.latents", {1, 16, latent_frames, 4, 4});
+    auto memory = std::make_shared<PeakMemory>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+    EXPECT_TRUE(vae.Decode(z, [](const at::Tensor&) { return true; }));
+    return memory->peak();
+  };
+  const int64_t short_video = peak(3);
+  EXPECT_GT(short_video, 4 * 32 * 32 * 4 * 4);  // a tensor at full size
+  // The latents themselves are held once more, channels last.
+  EXPECT_EQ(peak(9), short_video + 6 * 16 * 4 * 4 * 4);
 }
 
 TEST(WanVae, FalseFromTheCallbackStopsDecoding) {
