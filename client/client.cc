@@ -23,7 +23,7 @@ constexpr int kFailed = 1;
 constexpr int kWrongCommandLine = 2;
 
 // A duration with a unit, e.g. "90s", "10m", "1h30m".
-CLI::Option* AddDuration(CLI::App* command, const std::string& flag, absl::Duration* value,
+CLI::Option* AddDuration(CLI::App* command, const char* flag, absl::Duration* value,
                          const std::string& help) {
   return command
       ->add_option_function<std::string>(

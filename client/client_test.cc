@@ -113,7 +113,7 @@ void SendResult(Writer* writer, int64_t size_bytes, const std::string& sha256) {
 }
 
 // A request that goes well and results in `bytes`.
-Handler Succeeds(std::string bytes) {
+Handler Succeeds(const std::string& bytes) {
   return [bytes](grpc::ServerContext*, const v1::GenerateRequest&, Writer* writer) {
     SendJob(writer, v1::JOB_STATE_QUEUED);
     SendJob(writer, v1::JOB_STATE_ENCODING_TEXT);
@@ -165,6 +165,7 @@ class ClientTest : public ::testing::Test {
   Ran Run(std::vector<std::string> args) {
     args.insert(args.begin(), "dlo-client");
     std::vector<const char*> argv;
+    argv.reserve(args.size());
     for (const std::string& arg : args) argv.push_back(arg.c_str());
     std::istringstream in(input_);
     std::ostringstream out, err;
@@ -183,6 +184,21 @@ class ClientTest : public ::testing::Test {
     return Run(args);
   }
 
+  // Sends a first event, then answers nothing until the client is gone.
+  Handler Hangs() {
+    return [this](grpc::ServerContext* context, const v1::GenerateRequest&, Writer* writer) {
+      SendJob(writer, v1::JOB_STATE_DENOISING);
+      SendBytes(writer, "vi", 2);
+      started_.Notify();
+      const absl::Time deadline = absl::Now() + kDeadline;
+      while (!context->IsCancelled() && absl::Now() < deadline) {
+        absl::SleepFor(absl::Milliseconds(2));
+      }
+      if (context->IsCancelled()) cancelled_.Notify();
+      return grpc::Status::CANCELLED;
+    };
+  }
+
   std::string output() const { return files_ / "a.mp4"; }
 
   // Fails with one line on err, that line being `matcher`, and leaves no file.
@@ -199,6 +215,8 @@ class ClientTest : public ::testing::Test {
   const std::string endpoint_ = "unix:" + (sockets_ / "s").string();
   std::string input_;
   Interrupt interrupt_;
+  absl::Notification started_;    // a hanging request
+  absl::Notification cancelled_;  // seen so by the service
   FakeService service_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -315,7 +333,7 @@ TEST_F(ClientTest, DashReadsThePromptFromStandardInput) {
 TEST_F(ClientTest, ContactSheetOfTheVideoReceived) {
   auto writer = VideoWriter::Create({.width = 32, .height = 32, .num_frames = 5});
   ASSERT_TRUE(writer.ok()) << writer.status();
-  ASSERT_TRUE((*writer)->Append(std::vector<float>(5 * 3 * 32 * 32, 0.5f)).ok());
+  ASSERT_TRUE((*writer)->Append(std::vector<float>(size_t{5} * 3 * 32 * 32, 0.5f)).ok());
   absl::StatusOr<EncodedVideo> video = (*writer)->Finish();
   ASSERT_TRUE(video.ok()) << video.status();
   Serve(Succeeds(video->bytes));
@@ -447,18 +465,17 @@ TEST_F(ClientTest, MissingBytesAreNoVideo) {
 }
 
 TEST_F(ClientTest, AGapInTheBytesEndsTheRequest) {
-  absl::Notification cancelled;
   Serve([&](grpc::ServerContext* context, const v1::GenerateRequest&, Writer* writer) {
     v1::GenerateEvent event;
     event.mutable_chunk()->set_offset(3);
     event.mutable_chunk()->set_data("eo");
     while (writer->Write(event)) {
     }
-    if (context->IsCancelled()) cancelled.Notify();
+    if (context->IsCancelled()) cancelled_.Notify();
     return grpc::Status::CANCELLED;
   });
   ExpectFailure(RunGenerate({"--quiet"}), 1, HasSubstr("from 3 where those from 0 were due"));
-  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kDeadline));
+  EXPECT_TRUE(cancelled_.WaitForNotificationWithTimeout(kDeadline));
 }
 
 TEST_F(ClientTest, AnEndWithoutAResultIsAnError) {
@@ -469,44 +486,27 @@ TEST_F(ClientTest, AnEndWithoutAResultIsAnError) {
   ExpectFailure(RunGenerate({"--quiet"}), 1, HasSubstr("without a result"));
 }
 
-// Sends a first event, then answers nothing until the client is gone.
-Handler Hangs(absl::Notification* started, absl::Notification* cancelled) {
-  return [=](grpc::ServerContext* context, const v1::GenerateRequest&, Writer* writer) {
-    SendJob(writer, v1::JOB_STATE_DENOISING);
-    SendBytes(writer, "vi", 2);
-    started->Notify();
-    const absl::Time deadline = absl::Now() + kDeadline;
-    while (!context->IsCancelled() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(2));
-    if (context->IsCancelled()) cancelled->Notify();
-    return grpc::Status::CANCELLED;
-  };
-}
-
 TEST_F(ClientTest, AnInterruptCancelsTheRequest) {
-  absl::Notification started, cancelled;
-  Serve(Hangs(&started, &cancelled));
+  Serve(Hangs());
   std::thread presser([&] {
-    started.WaitForNotification();
+    started_.WaitForNotification();
     interrupt_.Trigger(SIGINT);
   });
   const Ran ran = RunGenerate({"--quiet"});
   presser.join();
   ExpectFailure(ran, 130, HasSubstr("interrupted"));
-  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kDeadline));
+  EXPECT_TRUE(cancelled_.WaitForNotificationWithTimeout(kDeadline));
 }
 
 TEST_F(ClientTest, AnInterruptBeforeTheRequestCancelsItToo) {
-  absl::Notification started, cancelled;
-  Serve(Hangs(&started, &cancelled));
+  Serve(Hangs());
   interrupt_.Trigger(SIGTERM);
   ExpectFailure(RunGenerate({"--quiet"}), 143, HasSubstr("interrupted"));
 }
 
 TEST_F(ClientTest, TimeoutEndsTheRequest) {
-  absl::Notification started, cancelled;
-  Serve(Hangs(&started, &cancelled));
+  Serve(Hangs());
   ExpectFailure(RunGenerate({"--quiet", "--timeout", "200ms"}), 1, HasSubstr("--timeout 200ms"));
-  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kDeadline));
 }
 
 TEST_F(ClientTest, StatusOfAReadyServer) {
@@ -524,7 +524,7 @@ TEST_F(ClientTest, StatusOfAServerThatIsNotReady) {
   EXPECT_EQ(ran.code, 1);
   EXPECT_EQ(ran.out, "NOT_SERVING\n");
   EXPECT_THAT(ran.err, HasSubstr("not ready"));
-  const Ran waited = Run({"status", "--endpoint", endpoint_, "--wait", "150ms"});
+  const Ran waited = Run({"status", "--endpoint", endpoint_, "--wait", "500ms"});
   EXPECT_EQ(waited.code, 1);
   EXPECT_EQ(waited.out, "NOT_SERVING\n");
 }
@@ -555,8 +555,7 @@ TEST_F(ClientTest, StatusWaitCanBeInterrupted) {
 
 // The real process, with real signals.
 TEST_F(ClientTest, CtrlCEndsTheProcessWith130AndNoFile) {
-  absl::Notification started, cancelled;
-  Serve(Hangs(&started, &cancelled));
+  Serve(Hangs());
   const std::string binary = std::string(DLO_BINARY_DIR) + "/bin/dlo-client";
   const std::string path = output(), log = sockets_ / "log";
   const char* argv[] = {binary.c_str(),    "generate",   "--endpoint",
@@ -569,13 +568,13 @@ TEST_F(ClientTest, CtrlCEndsTheProcessWith130AndNoFile) {
   ASSERT_EQ(posix_spawn(&pid, binary.c_str(), &actions, nullptr, const_cast<char**>(argv), environ),
             0);
   posix_spawn_file_actions_destroy(&actions);
-  EXPECT_TRUE(started.WaitForNotificationWithTimeout(kDeadline));
+  EXPECT_TRUE(started_.WaitForNotificationWithTimeout(kDeadline));
   EXPECT_EQ(kill(pid, SIGINT), 0);
   int status = 0;
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 130);
-  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kDeadline));
+  EXPECT_TRUE(cancelled_.WaitForNotificationWithTimeout(kDeadline));
   EXPECT_THAT(files_.names(), IsEmpty());
   EXPECT_THAT(TestFolder::Read(log), HasSubstr("dlo-client: interrupted"));
 }

@@ -1,6 +1,7 @@
 #include "client/progress_bar.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -36,7 +37,7 @@ std::string Bar(const ProgressState& state, int cells) {
 std::string HumanDuration(absl::Duration duration) {
   const double seconds = absl::ToDoubleSeconds(duration);
   if (seconds < 9.995) return absl::StrFormat("%.2f s", seconds);
-  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
+  const int64_t whole = std::llround(seconds);
   if (whole < 60) return absl::StrFormat("%d s", whole);
   if (whole < 3600) return absl::StrFormat("%d min %02d s", whole / 60, whole % 60);
   return absl::StrFormat("%d h %02d min", whole / 3600, whole / 60 % 60);

@@ -10,7 +10,6 @@ namespace dlo {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 ProgressState Denoising(int step) {
   return {.stage = "denoising",

@@ -35,33 +35,34 @@ absl::Status CheckServing(const StatusOptions& options, const Console& console,
   auto stub = ::grpc::health::v1::Health::NewStub(OpenChannel(options.endpoint));
   const absl::Time deadline = absl::Now() + options.wait;
   const bool waits = options.wait > absl::ZeroDuration();
-  for (;;) {
+  bool answered = false;
+  grpc::Status status;
+  do {
     const absl::Duration left = deadline - absl::Now();
     const absl::Duration timeout =
         waits ? std::clamp(left, absl::Milliseconds(1), kCallTimeout) : kCallTimeout;
     Response response;
-    const grpc::Status status = Ask(*stub, timeout, waits, interrupt, &response);
+    status = Ask(*stub, timeout, waits, interrupt, &response);
     if (interrupt.signal() != 0) return absl::CancelledError("interrupted");
     if (status.ok() && response.status() == Response::SERVING) {
       *console.out << "SERVING" << std::endl;
       return absl::OkStatus();
     }
-    if (absl::Now() < deadline) {
-      interrupt.WaitFor(kPollInterval);
-      continue;
-    }
-    if (status.ok()) {
-      *console.out << "NOT_SERVING" << std::endl;
-      return absl::FailedPreconditionError(
-          absl::StrCat("the server at ", options.endpoint, " is up but not ready"));
-    }
-    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-      return absl::UnavailableError(
-          absl::StrCat("no server answers at ", options.endpoint,
-                       "; start one with `dlo-serve`, or name another with --endpoint"));
-    }
-    return DescribeError(status, {.endpoint = options.endpoint});
+    answered |= status.ok();
+    if (waits) interrupt.WaitFor(std::min(kPollInterval, deadline - absl::Now()));
+  } while (absl::Now() < deadline);
+
+  if (answered) {
+    *console.out << "NOT_SERVING" << std::endl;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the server at ", options.endpoint, " is up but not ready"));
   }
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::UnavailableError(absl::StrCat("no server answers at ", options.endpoint,
+                                               "; start one with `dlo-serve`, or name another with "
+                                               "--endpoint"));
+  }
+  return DescribeError(status, {.endpoint = options.endpoint});
 }
 
 }  // namespace dlo

@@ -30,7 +30,7 @@ struct FreeScaler {
 };
 struct FreeIo {
   void operator()(AVIOContext* io) const {
-    av_freep(&io->buffer);
+    av_free(io->buffer);  // which may have replaced the one given to it
     avio_context_free(&io);
   }
 };

@@ -193,7 +193,7 @@ class Mp4Encoder : public FrameEncoder {
     return 0;
   }
   static int CloseReader(AVFormatContext*, AVIOContext* io) {
-    IoPtr{io};
+    FreeIo()(io);
     return 0;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +31,8 @@ class PngStream {
     png_set_write_fn(png_, this, OnWrite, nullptr);
     png_set_IHDR(png_, info_, width, height, 8, PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE,
                  PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+    // A third of the default level's time for a seventh more bytes.
+    png_set_compression_level(png_, 3);
     png_write_info(png_, info_);
     return true;
   }
@@ -59,14 +62,18 @@ class PngStream {
   }
   static void OnWarning(png_structp, png_const_charp) {}
   static void OnWrite(png_structp png, png_bytep data, size_t size) {
-    bool stored = false;
-    try {
-      static_cast<PngStream*>(png_get_io_ptr(png))
-          ->bytes_.append(reinterpret_cast<char*>(data), size);
-      stored = true;
-    } catch (...) {
+    if (!static_cast<PngStream*>(png_get_io_ptr(png))->Append(data, size)) {
+      png_error(png, "out of memory");
     }
-    if (!stored) png_error(png, "out of memory");
+  }
+
+  bool Append(const uint8_t* data, size_t size) {
+    try {
+      bytes_.append(reinterpret_cast<const char*>(data), size);
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
   }
 
   png_structp png_ = nullptr;

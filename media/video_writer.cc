@@ -2,17 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "media/frame_encoder.h"
 #include "media/sha256.h"
@@ -40,7 +40,7 @@ class QueuedVideoWriter : public VideoWriter {
     for (; !rgb.empty(); rgb.remove_prefix(frame_values)) {
       RETURN_IF_ERROR(AppendFrame(rgb.first(frame_values)));
     }
-    absl::MutexLock lock(&mu_);
+    std::lock_guard lock(mu_);
     return status_;
   }
 
@@ -51,10 +51,11 @@ class QueuedVideoWriter : public VideoWriter {
           "the video has ", num_appended_, " of its ", options_.num_frames, " frames")));
     }
     {
-      absl::MutexLock lock(&mu_);
+      std::lock_guard lock(mu_);
       if (closed_) return absl::FailedPreconditionError("the video was handed over already");
       closed_ = true;
     }
+    changed_.notify_all();
     thread_.join();
     RETURN_IF_ERROR(status());
     return std::move(video_);
@@ -64,14 +65,15 @@ class QueuedVideoWriter : public VideoWriter {
   using Frame = std::vector<uint8_t>;
 
   absl::Status status() const {
-    absl::MutexLock lock(&mu_);
+    std::lock_guard lock(mu_);
     return status_;
   }
 
   // Keeps the first error; returns it.
   absl::Status Fail(absl::Status error) {
-    absl::MutexLock lock(&mu_);
+    std::lock_guard lock(mu_);
     if (status_.ok()) status_ = std::move(error);
+    changed_.notify_all();
     return status_;
   }
 
@@ -82,7 +84,7 @@ class QueuedVideoWriter : public VideoWriter {
     }
     Frame frame;
     {
-      absl::MutexLock lock(&mu_);
+      std::lock_guard lock(mu_);
       if (!free_.empty()) {
         frame = std::move(free_.back());
         free_.pop_back();
@@ -96,21 +98,17 @@ class QueuedVideoWriter : public VideoWriter {
     }
     const bool wanted = encoder_->Wants(num_appended_++);
 
-    absl::MutexLock lock(&mu_);
+    std::unique_lock lock(mu_);
     if (!wanted) {
       free_.push_back(std::move(frame));
       return status_;
     }
-    mu_.Await(absl::Condition(this, &QueuedVideoWriter::HasRoomOrFailed));
+    changed_.wait(lock, [this] {
+      return queue_.size() < static_cast<size_t>(options_.queue_frames) || !status_.ok();
+    });
     if (status_.ok()) queue_.push_back(std::move(frame));
+    changed_.notify_all();
     return status_;
-  }
-
-  bool HasRoomOrFailed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return queue_.size() < static_cast<size_t>(options_.queue_frames) || !status_.ok();
-  }
-  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !queue_.empty() || closed_ || !status_.ok();
   }
 
   // The encoder thread.
@@ -128,14 +126,15 @@ class QueuedVideoWriter : public VideoWriter {
     Frame frame;
     for (;;) {
       {
-        absl::MutexLock lock(&mu_);
+        std::unique_lock lock(mu_);
         if (!frame.empty()) free_.push_back(std::move(frame));
-        mu_.Await(absl::Condition(this, &QueuedVideoWriter::HasWork));
+        changed_.wait(lock, [this] { return !queue_.empty() || closed_ || !status_.ok(); });
         if (!status_.ok()) return status_;
         if (queue_.empty()) break;
         frame = std::move(queue_.front());
         queue_.pop_front();
       }
+      changed_.notify_all();
       RETURN_IF_ERROR(encoder_->Add(frame));
     }
     ASSIGN_OR_RETURN(video_.bytes, encoder_->Finish());
@@ -151,11 +150,13 @@ class QueuedVideoWriter : public VideoWriter {
   int num_appended_ = 0;
   EncodedVideo video_;  // the encoder thread's until it is joined
 
-  mutable absl::Mutex mu_;
-  std::deque<Frame> queue_ ABSL_GUARDED_BY(mu_);
-  std::vector<Frame> free_ ABSL_GUARDED_BY(mu_);  // buffers to use again
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;      // no frame follows
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  // Of std, not of Abseil: ThreadSanitizer does not see into Debian's Abseil. Guards what follows.
+  mutable std::mutex mu_;
+  std::condition_variable changed_;  // the queue, closed_ or status_
+  std::deque<Frame> queue_;
+  std::vector<Frame> free_;  // buffers to use again
+  bool closed_ = false;      // no frame follows
+  absl::Status status_;
 
   std::thread thread_;
 };
