@@ -108,7 +108,7 @@ void Frontend::Shutdown(absl::Duration grace) {
                                        "the server was shut down before the request was finished"));
   }
   if (public_server_ != nullptr) {
-    public_server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTime));
+    public_server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::Now() + kFlushTime)));
     public_server_->Wait();
   }
   if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));

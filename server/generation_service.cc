@@ -126,6 +126,8 @@ class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateEvent>, public 
     pending_.push_back(std::move(event));
     source_.reset();
     end_ = grpc::Status::OK;
+    // Before the client hears of it: it may send the same id again.
+    scheduler_->Release(job_);
   }
 
   void FailResult(int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -114,7 +114,8 @@ void Scheduler::Drain() {
 void Scheduler::EndAll(grpc::Status status) {
   Post([this, status = std::move(status)] {
     waiting_.clear();
-    for (const auto& [id, job] : active_) {
+    const std::map<std::string, std::shared_ptr<Job>> active = active_;
+    for (const auto& [id, job] : active) {
       CancelWave(job);
       End(job, status);
     }
@@ -191,16 +192,18 @@ void Scheduler::CheckStalledClients() {
     const std::shared_ptr<ResultQueue> queue = links_->result_queue(static_cast<int>(rank));
     const auto wave = queue->StalledSince(absl::Now() - options_.client_stall_timeout);
     if (!wave) continue;
-    for (const auto& [id, job] : active_) {
-      if (!job->source || job->source->queue != queue || job->source->wave != *wave) continue;
-      spdlog::warn("job {}: the client has taken nothing for {}; giving it up", id,
-                   absl::FormatDuration(options_.client_stall_timeout));
-      CancelWave(job);
-      End(job, StatusWithReason(grpc::StatusCode::ABORTED, "CLIENT_TOO_SLOW",
-                                absl::StrCat("the result was not read for ",
-                                             absl::FormatDuration(options_.client_stall_timeout))));
-      break;
-    }
+    const auto stalled = std::find_if(active_.begin(), active_.end(), [&](const auto& entry) {
+      const auto& source = entry.second->source;
+      return source && source->queue == queue && source->wave == *wave;
+    });
+    if (stalled == active_.end()) continue;
+    const std::shared_ptr<Job> job = stalled->second;
+    spdlog::warn("job {}: the client has taken nothing for {}; giving it up", job->spec.id,
+                 absl::FormatDuration(options_.client_stall_timeout));
+    CancelWave(job);
+    End(job, StatusWithReason(grpc::StatusCode::ABORTED, "CLIENT_TOO_SLOW",
+                              absl::StrCat("the result was not read for ",
+                                           absl::FormatDuration(options_.client_stall_timeout))));
   }
 }
 
@@ -238,6 +241,10 @@ void Scheduler::HandleRelease(const std::shared_ptr<Job>& job) {
     TellQueuePositions(position);
   }
   CancelWave(job);
+  Forget(job);
+}
+
+void Scheduler::Forget(const std::shared_ptr<Job>& job) {
   const auto entry = active_.find(job->spec.id);
   if (entry != active_.end() && entry->second == job) active_.erase(entry);
 }
@@ -349,6 +356,8 @@ void Scheduler::CancelWave(const std::shared_ptr<Job>& job) {
 
 void Scheduler::End(const std::shared_ptr<Job>& job, const grpc::Status& status) {
   if (job->source) job->source->queue->Close(job->source->wave);
+  // Before the client hears of it: it may send the same id again.
+  Forget(job);
   if (auto listener = job->listener.lock()) listener->OnEnd(status);
 }
 

@@ -65,7 +65,7 @@ class Scheduler {
   void Drain();
   // Ends every job that has not ended.
   void EndAll(grpc::Status status);
-  // Whether every submitted job was released before `deadline`.
+  // Whether every submitted job was released or had ended before `deadline`.
   bool WaitIdle(absl::Time deadline);
 
  private:
@@ -90,6 +90,7 @@ class Scheduler {
   void Dispatch();
   void Start(int rank, const std::shared_ptr<Job>& job);
   void FreeRank(Rank& rank);
+  void Forget(const std::shared_ptr<Job>& job);
   void CancelWave(const std::shared_ptr<Job>& job);
   void End(const std::shared_ptr<Job>& job, const grpc::Status& status);
   void TellSnapshot(const Job& job);
@@ -107,7 +108,7 @@ class Scheduler {
 
   std::vector<Rank> ranks_;
   std::deque<std::shared_ptr<Job>> waiting_;
-  std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released
+  std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released or ended
   uint64_t next_wave_ = 1;
   bool draining_ = false;
   absl::Duration mean_run_time_ = absl::ZeroDuration();

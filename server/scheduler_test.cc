@@ -141,18 +141,39 @@ TEST(SchedulerTest, ACancelledWaveKeepsItsRankBusyUntilItIsAnswered) {
   EXPECT_EQ(links.WaitSent(3).back(), "0 assign 2");
 }
 
-TEST(SchedulerTest, DrainingEndsWhatWaitsAndRefusesWhatComes) {
+TEST(SchedulerTest, DrainingEndsWhatWaitsRefusesWhatComesAndIsIdleWhenTheRunningJobIsReleased) {
   FakeLinks links(1);
   Scheduler scheduler({.num_ranks = 1}, &links);
-  TestJob waiting("a"), late("b");
+  TestJob running("a"), waiting("b"), late("c");
+  scheduler.OnRankReady(0);
+  scheduler.Submit(running.job);
   scheduler.Submit(waiting.job);
   scheduler.Drain();
   EXPECT_EQ(waiting.listener->WaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
   scheduler.Submit(late.job);
   EXPECT_EQ(late.listener->WaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(20)));
-  scheduler.Release(waiting.job);
+  scheduler.Release(running.job);
   EXPECT_TRUE(scheduler.WaitIdle(absl::Now() + kTimeout));
+}
+
+TEST(SchedulerTest, AnIdIsFreeAgainAsSoonAsItsJobHasEnded) {
+  FakeLinks links(1);
+  Scheduler scheduler({.num_ranks = 1}, &links);
+  TestJob first("same"), second("same"), third("same");
+  scheduler.OnRankReady(0);
+  scheduler.Submit(first.job);
+  scheduler.Submit(second.job);
+  EXPECT_EQ(second.listener->WaitEnd().error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  scheduler.OnRankLost(0, {.cause = "exited with code 1"});
+  scheduler.OnRankReady(0);
+  EXPECT_EQ(first.listener->WaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
+  scheduler.Submit(third.job);
+  // The first two are released late, as by calls that still have to say goodbye.
+  scheduler.Release(first.job);
+  scheduler.Release(second.job);
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1", "0 assign 2"));
+  EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(20)));
 }
 
 }  // namespace

@@ -85,7 +85,13 @@ void Supervisor::Stop(absl::Duration grace) {
     kill_at_ = absl::Now() + grace;
     v1::ToWorker drain;
     drain.mutable_drain();
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) links_->Send(static_cast<int>(rank), drain);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      links_->Send(static_cast<int>(rank), drain);
+      // One that is still loading has nothing to finish, and would not hear of it.
+      if (ranks_[rank].process && ranks_[rank].phase != Phase::kReady) {
+        ranks_[rank].process->Signal(SIGKILL);
+      }
+    }
   });
   thread_.join();
 }
