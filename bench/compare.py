@@ -8,7 +8,8 @@ REFERENCE is a Python with diffusers (tests/goldens/README.md). Both halves may 
 (theirs, ours, theirs, ...), the first of each is a warm-up, medians are compared. What is measured:
 
 request   a video on the demo model (128x128, 17 frames, 20 steps, guidance 5). Ours: dlo-serve and its worker, from the gRPC call to the last
-          byte of the MP4 at the client. Theirs: WanPipeline's call in a warm process, to frames as a numpy array (no video encoding).
+          byte of the MP4 at the client. Theirs: WanPipeline's call in a warm process, to frames as a numpy array (no video encoding). Processor
+          time, the steadier figure on a busy machine, is that of all processes of a side.
 denoise   a step of a transformer as wide as Wan 2.1 1.3B (8 layers, 1,500 tokens, random weights), with and without guidance, in the
           middle of a request. The results of all steps are compared too.
 text      a prompt of 20 tokens through a UMT5 of 8 layers, 1024 wide (theirs: padded to 512 rows, as WanPipeline does).
@@ -62,6 +63,9 @@ class Half:
     def run(self, argument=""):
         return float(self.ask(f"run {argument}".strip()))
 
+    def pids(self):
+        return [self.process.pid]
+
     def close(self):
         self.process.stdin.close()
         self.process.wait()
@@ -71,15 +75,33 @@ def environment(cores):
     return {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "MKL_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1"}
 
 
+class Samples:
+    """Seconds of one side's runs by the clock, and of the processors of its processes (`pids` a function)."""
+
+    def __init__(self, run, pids=lambda: []):
+        self.run, self.pids, self.seconds, self.cpu = run, pids, [], []
+
+    def take(self, keep):
+        cpu = cpu_seconds(self.pids())
+        seconds = self.run()
+        if keep:
+            self.seconds.append(seconds)
+            self.cpu.append(cpu_seconds(self.pids()) - cpu)
+
+
 def alternate(theirs, ours, repeats):
-    """Two functions that return seconds -> their lists of seconds, without the warm-up."""
-    samples = ([], [])
     for i in range(repeats + 1):
-        for run, seconds in zip((theirs, ours), samples):
-            s = run()
-            if i > 0:
-                seconds.append(s)
-    return samples
+        for side in (theirs, ours):
+            side.take(keep=i > 0)
+
+
+def cpu_seconds(pids):
+    """User and system time of the processes so far."""
+    ticks = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as f:
+            ticks += sum(int(n) for n in f.read().rsplit(")", 1)[1].split()[11:13])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_floats(path, name):
@@ -134,13 +156,18 @@ class Comparison:
 
     def row(self, what, unit, theirs, ours, target, target_is_ratio=True, note=""):
         """`theirs` and `ours` are numbers or lists of samples."""
-        middle = [statistics.median(v) if isinstance(v, list) else v for v in (theirs, ours)]
+        theirs, ours = ([v] if isinstance(v, (int, float)) else v for v in (theirs, ours))
+        middle = [statistics.median(v) for v in (theirs, ours)]
         value = middle[1] / middle[0] if target_is_ratio else middle[1]
         self.rows.append({"what": what, "unit": unit, "diffusers": middle[0], "ours": middle[1], "ratio": middle[1] / middle[0],
-                          "target": f"{'ratio' if target_is_ratio else unit} <= {target}" if target else "", "met": not target or value <= target,
-                          "diffusers_samples": theirs if isinstance(theirs, list) else [theirs],
-                          "ours_samples": ours if isinstance(ours, list) else [ours], "note": note})
+                          "target": f"{'ratio' if target_is_ratio else unit} <= {target}", "met": value <= target,
+                          "diffusers_samples": theirs, "ours_samples": ours, "note": note})
         print(format_row(self.rows[-1]), flush=True)
+
+    def time_row(self, what, theirs, ours, target, note=""):
+        cpu = [statistics.median(side.cpu) for side in (theirs, ours)]
+        self.row(what, "s", theirs.seconds, ours.seconds, target,
+                 note=f"processor time {cpu[0]:.2f} s and {cpu[1]:.2f} s, ratio {cpu[1] / max(cpu[0], 1e-9):.3f}{note}")
 
     def reference(self, *argv):
         return Half([self.args.reference, os.path.join(HERE, "bench", "reference_worker.py"), *map(str, argv)], self.cores)
@@ -177,8 +204,9 @@ class Comparison:
                     assert data[4:8] == b"ftyp"
                     return time.perf_counter() - start
 
-                seconds = alternate(lambda: theirs.run(json.dumps(REQUEST)), ours, self.args.repeats)
-                self.row(f"whole request, demo model, {NAMES[dtype]}", "s", *seconds, 0.8)
+                sides = Samples(lambda: theirs.run(json.dumps(REQUEST)), theirs.pids), Samples(ours, server.pids)
+                alternate(*sides, self.args.repeats)
+                self.time_row(f"whole request, demo model, {NAMES[dtype]}", *sides, 0.8)
                 if with_memory:
                     hwm, pss = memory.finish()
                     peak = int(theirs.ask("memory"))
@@ -195,14 +223,15 @@ class Comparison:
 
     def component(self, what, theirs, ours, repeats, target):
         # Both are loaded; the one that waits holds no core.
-        seconds = alternate(theirs.run, ours.run, repeats)
+        sides = [Samples(half.run, half.pids) for half in (theirs, ours)]
+        alternate(*sides, repeats)
         results = []
         for half, name in ((theirs, "theirs"), (ours, "ours")):
             path = f"{self.scratch.name}/{name}.safetensors"
             half.ask("save " + path)
             results.append(read_floats(path, "result"))
             half.close()
-        self.row(what, "s", *seconds, target, note=f"results differ by {relative_difference(*results):.1e} of their size")
+        self.time_row(what, *sides, target, note=f"; results differ by {relative_difference(*results):.1e} of their size")
 
     def denoise(self):
         self.prepare()
@@ -235,15 +264,20 @@ class Comparison:
             half.close()
             return half.seconds_to_ready
 
-        self.row(f"process start to SERVING, demo model, {NAMES[self.args.dtypes[0]]}", "s", *alternate(theirs, ours, self.args.repeats), 1.0,
+        sides = Samples(theirs), Samples(ours)
+        alternate(*sides, self.args.repeats)
+        self.row(f"process start to SERVING, demo model, {NAMES[self.args.dtypes[0]]}", "s", *(side.seconds for side in sides), 1.0,
                  target_is_ratio=False)
 
 
+LINE = "{:45} {:>25} {:>25} {:4} {:>6}  {:13} {:6} {}"
+
+
 def format_row(r):
-    def spread(samples):
-        return f" ({min(samples):.3f} to {max(samples):.3f})" if len(samples) > 1 else ""
-    return (f"{r['what']:48} {r['diffusers']:8.3f}{spread(r['diffusers_samples']):19} {r['ours']:8.3f}{spread(r['ours_samples']):19} "
-            f"{r['unit']:4} {r['ratio']:6.3f}  {r['target']:14} {'met' if r['met'] else 'MISSED':6} {r['note']}").rstrip()
+    def figure(middle, samples):
+        return f"{middle:.3f}" + (f" ({min(samples):.3f}-{max(samples):.3f})" if len(samples) > 1 else "")
+    return LINE.format(r["what"], figure(r["diffusers"], r["diffusers_samples"]), figure(r["ours"], r["ours_samples"]), r["unit"],
+                       f"{r['ratio']:.3f}", r["target"], "met" if r["met"] else "MISSED", r["note"]).rstrip()
 
 
 def main():
@@ -267,7 +301,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     comparison = Comparison(args)
     print(f"cores {sorted(comparison.cores)}, {args.threads} threads a side, median of {args.repeats} after a warm-up, in turns\n")
-    print(f"{'':48} {'diffusers':>8}{'':18} {'ours':>8}{'':19} {'unit':4} {'ratio':6}  {'target':14}")
+    print(LINE.format("median (range)", "diffusers", "ours", "", "ratio", "target", "", "").rstrip())
     if "start" in only:
         comparison.start()
     if "request" in only or "memory" in only:
