@@ -19,4 +19,8 @@ BlockLayout BlockLayout::Of(absl::Span<const TensorSpec> specs) {
   return layout;
 }
 
+int64_t BlockLayout::shard_bytes(int64_t group_size) const {
+  return RoundUp((total_bytes_ + group_size - 1) / group_size, kAlignment);
+}
+
 }  // namespace dlo

@@ -36,6 +36,10 @@ class BlockLayout {
   // A multiple of kAlignment.
   int64_t total_bytes() const { return total_bytes_; }
 
+  // What each of `group_size` ranks holds of the block: equal parts, a multiple of kAlignment. The
+  // last one may reach past total_bytes().
+  int64_t shard_bytes(int64_t group_size) const;
+
  private:
   std::vector<Tensor> tensors_;
   int64_t total_bytes_ = 0;

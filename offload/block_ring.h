@@ -19,14 +19,31 @@
 
 namespace dlo {
 
-// One block's weights, held while it computes. The bytes stay valid until the lease is destroyed.
-// Move-only; belongs to the thread that acquired it.
+// Told when a lease ends.
+class LeaseOwner {
+ public:
+  virtual void Release() = 0;
+
+ protected:
+  ~LeaseOwner() = default;
+};
+
+// One block's weights, held while it computes. The bytes stay valid until the lease is destroyed;
+// destruction does not wait for the computing. Move-only; belongs to the thread that acquired it.
 class BlockLease {
  public:
-  BlockLease(int64_t block, const BlockLayout* layout, std::byte* data)
-      : block_(block), layout_(layout), data_(data) {}
-  BlockLease(BlockLease&&) = default;
-  BlockLease& operator=(BlockLease&&) = default;
+  // `owner`, if any, outlives the lease.
+  BlockLease(int64_t block, const BlockLayout* layout, std::byte* data, LeaseOwner* owner = nullptr)
+      : block_(block), layout_(layout), data_(data), owner_(owner) {}
+  BlockLease(BlockLease&& other) noexcept
+      : block_(other.block_),
+        layout_(other.layout_),
+        data_(other.data_),
+        owner_(std::exchange(other.owner_, nullptr)) {}
+  BlockLease& operator=(BlockLease&&) = delete;
+  ~BlockLease() {
+    if (owner_ != nullptr) owner_->Release();
+  }
 
   int64_t block() const { return block_; }
   const BlockLayout& layout() const { return *layout_; }
@@ -36,6 +53,7 @@ class BlockLease {
   int64_t block_;
   const BlockLayout* layout_;
   std::byte* data_;
+  LeaseOwner* owner_;
 };
 
 class BlockRing {

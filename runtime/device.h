@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "runtime/stream.h"
 
 namespace dlo {
 
@@ -59,6 +60,15 @@ class DeviceBuffer {
   std::function<void(std::byte*, int64_t)> release_;
 };
 
+// Host memory that the device can copy from without a detour (pinned, on CUDA). Owned by whoever
+// holds it; must not outlive its device.
+class HostBuffer {
+ public:
+  virtual ~HostBuffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual int64_t bytes() const = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -71,6 +81,15 @@ class Device {
 
   // Copies `bytes` from pageable host memory and returns when they have arrived.
   virtual absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) = 0;
+
+  // RESOURCE_EXHAUSTED when the host has no room to pin.
+  virtual absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) = 0;
+
+  // Streams and events must not outlive the device. `name` shows in debuggers and traces.
+  virtual std::unique_ptr<Stream> CreateStream(const std::string& name) = 0;
+  virtual std::unique_ptr<Event> CreateEvent() = 0;
+  // Where the model computes: on the CPU the calling thread, on CUDA libtorch's current stream.
+  virtual Stream& compute_stream() = 0;
 
   // Waits for all work on the device.
   virtual absl::Status Synchronize() = 0;

@@ -6,13 +6,39 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "runtime/cpu/cpu_stream.h"
 
 namespace dlo {
 namespace {
+
+class CpuHostBuffer : public HostBuffer {
+ public:
+  explicit CpuHostBuffer(DeviceBuffer memory) : memory_(std::move(memory)) {}
+  std::byte* data() const override { return memory_.data(); }
+  int64_t bytes() const override { return memory_.bytes(); }
+
+ private:
+  const DeviceBuffer memory_;
+};
+
+absl::StatusOr<std::byte*> MapAnonymous(int64_t bytes) {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("a buffer of ", bytes, " bytes"));
+  void* data = mmap(nullptr, std::max<int64_t>(bytes, 1), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate ", bytes, " bytes: ", std::strerror(errno)));
+  }
+  return static_cast<std::byte*>(data);
+}
+
+void Unmap(std::byte* data, int64_t bytes) { munmap(data, std::max<int64_t>(bytes, 1)); }
 
 class CpuDevice : public Device {
  public:
@@ -22,28 +48,27 @@ class CpuDevice : public Device {
   int index() const override { return index_; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override {
-    if (bytes < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("a buffer of ", bytes, " bytes"));
-    }
-    const size_t mapped = std::max<int64_t>(bytes, 1);
-    void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) {
-      return absl::ResourceExhaustedError(absl::StrCat("cannot allocate ", bytes, " bytes (",
-                                                       memory().used_bytes,
-                                                       " in use): ", std::strerror(errno)));
-    }
-    {
+    ASSIGN_OR_RETURN(std::byte* const data, MapAnonymous(bytes));
+    absl::MutexLock lock(&mutex_);
+    memory_.used_bytes += bytes;
+    memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.used_bytes);
+    return DeviceBuffer(data, bytes, [this](std::byte* released, int64_t size) {
+      Unmap(released, size);
       absl::MutexLock lock(&mutex_);
-      memory_.used_bytes += bytes;
-      memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.used_bytes);
-    }
-    return DeviceBuffer(static_cast<std::byte*>(data), bytes,
-                        [this, mapped](std::byte* released, int64_t size) {
-                          munmap(released, mapped);
-                          absl::MutexLock lock(&mutex_);
-                          memory_.used_bytes -= size;
-                        });
+      memory_.used_bytes -= size;
+    });
   }
+
+  absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override {
+    ASSIGN_OR_RETURN(std::byte* const data, MapAnonymous(bytes));
+    return std::make_unique<CpuHostBuffer>(DeviceBuffer(data, bytes, Unmap));
+  }
+
+  std::unique_ptr<Stream> CreateStream(const std::string& name) override {
+    return MakeThreadStream(name);
+  }
+  std::unique_ptr<Event> CreateEvent() override { return MakeCpuEvent(); }
+  Stream& compute_stream() override { return *compute_stream_; }
 
   absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override {
     std::memcpy(device, host, bytes);
@@ -64,6 +89,7 @@ class CpuDevice : public Device {
 
  private:
   const int index_;
+  const std::unique_ptr<Stream> compute_stream_ = MakeInlineStream();
   mutable absl::Mutex mutex_;
   DeviceMemory memory_ ABSL_GUARDED_BY(mutex_);
 };

@@ -22,6 +22,93 @@ absl::Status FromCuda(cudaError_t error, absl::string_view what) {
   return absl::InternalError(message);
 }
 
+// An event without timing, which is what waits need.
+class CudaEvent : public Event {
+ public:
+  CudaEvent() { created_ = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }
+  ~CudaEvent() override {
+    if (created_ == cudaSuccess) cudaEventDestroy(event_);
+  }
+  cudaError_t created() const { return created_; }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  cudaError_t created_;
+};
+
+// Either a stream of its own or, for computing, whatever stream libtorch has current.
+class CudaStream : public Stream {
+ public:
+  static std::unique_ptr<CudaStream> Own() {
+    auto stream = std::make_unique<CudaStream>();
+    stream->own_ = true;
+    stream->status_ = FromCuda(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking),
+                               "create a stream");
+    return stream;
+  }
+  ~CudaStream() override {
+    if (own_ && stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override {
+    return Then([&] {
+      return FromCuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, get()),
+                      "copy to the device");
+    });
+  }
+  absl::Status Pack(std::byte*, absl::Span<const PackPiece>) override {
+    return absl::UnimplementedError("packing is the work of a host thread, not of a CUDA stream");
+  }
+  absl::Status AllGather(Communicator&, const std::byte*, std::byte*, int64_t) override {
+    return absl::UnimplementedError("weight gathers on a CUDA stream are not there yet");
+  }
+  absl::Status Record(Event& event) override {
+    auto& own = static_cast<CudaEvent&>(event);
+    return Then([&] {
+      RETURN_IF_ERROR(FromCuda(own.created(), "create an event"));
+      return FromCuda(cudaEventRecord(own.get(), get()), "record an event");
+    });
+  }
+  absl::Status Wait(const Event& event) override {
+    const auto& own = static_cast<const CudaEvent&>(event);
+    return Then(
+        [&] { return FromCuda(cudaStreamWaitEvent(get(), own.get(), 0), "wait for an event"); });
+  }
+  absl::Status Synchronize() override {
+    return Then([&] { return FromCuda(cudaStreamSynchronize(get()), "synchronize a stream"); });
+  }
+  void Reset() override {
+    cudaStreamSynchronize(get());
+    status_ = absl::OkStatus();
+  }
+
+ private:
+  cudaStream_t get() const { return own_ ? stream_ : at::cuda::getCurrentCUDAStream().stream(); }
+
+  template <typename F>
+  absl::Status Then(F f) {
+    if (status_.ok()) status_ = f();
+    return status_;
+  }
+
+  bool own_ = false;
+  cudaStream_t stream_ = nullptr;
+  absl::Status status_;
+};
+
+class PinnedBuffer : public HostBuffer {
+ public:
+  PinnedBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  ~PinnedBuffer() override { cudaFreeHost(data_); }
+  std::byte* data() const override { return data_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  std::byte* const data_;
+  const int64_t bytes_;
+};
+
 class CudaDevice : public Device {
  public:
   explicit CudaDevice(int index) : index_(index) {}
@@ -53,6 +140,24 @@ class CudaDevice : public Device {
     return FromCuda(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "copy to the device");
   }
 
+  absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override {
+    RETURN_IF_ERROR(Select());
+    void* data = nullptr;
+    RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
+                             absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
+    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes);
+  }
+
+  std::unique_ptr<Stream> CreateStream(const std::string&) override {
+    (void)Select();
+    return CudaStream::Own();
+  }
+  std::unique_ptr<Event> CreateEvent() override {
+    (void)Select();
+    return std::make_unique<CudaEvent>();
+  }
+  Stream& compute_stream() override { return compute_stream_; }
+
   absl::Status Synchronize() override {
     RETURN_IF_ERROR(Select());
     return FromCuda(cudaDeviceSynchronize(), "synchronize");
@@ -72,6 +177,7 @@ class CudaDevice : public Device {
   absl::Status Select() { return FromCuda(cudaSetDevice(index_), "select the device"); }
 
   const int index_;
+  CudaStream compute_stream_;
   mutable absl::Mutex mutex_;
   DeviceMemory memory_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,0 +1,233 @@
+#include "offload/block_streamer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace dlo {
+namespace {
+
+constexpr int64_t kIntakeBuffers = 2;
+
+absl::Status CheckBlocks(const std::vector<std::vector<HostBlock>>& rings, bool staged) {
+  for (size_t r = 0; r < rings.size(); ++r) {
+    for (size_t b = 0; b < rings[r].size(); ++b) {
+      const HostBlock& block = rings[r][b];
+      const std::string name = absl::StrCat("block ", b, " of ring ", r);
+      if (block.layout.total_bytes() == 0) {
+        return absl::InvalidArgumentError(absl::StrCat(name, " has no bytes to stream"));
+      }
+      if (staged != (block.bytes == nullptr) || staged == block.pieces.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            name, " must have ", staged ? "pieces and no bytes" : "bytes and no pieces",
+            ", like block 0 of the first ring"));
+      }
+      for (const PackPiece& piece : block.pieces) {
+        if (piece.offset < 0 || piece.bytes < 0 ||
+            piece.offset + piece.bytes > block.layout.total_bytes()) {
+          return absl::InvalidArgumentError(absl::StrCat(name, " has a piece outside its ",
+                                                         block.layout.total_bytes(), " bytes"));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlockStreamer>> BlockStreamer::Create(
+    Device& device, std::vector<std::vector<HostBlock>> rings, const StreamerOptions& options,
+    Communicator* communicator) {
+  if (options.slots < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "offload.slots is ", options.slots, "; at least 2 are needed to fetch while computing"));
+  }
+  bool staged = false, any = false;
+  for (const auto& ring : rings) {
+    if (!any && !ring.empty()) staged = ring[0].bytes == nullptr;
+    any = any || !ring.empty();
+  }
+  if (!any) return absl::InvalidArgumentError("there is no block to stream");
+  if (staged && communicator != nullptr) {
+    return absl::InvalidArgumentError("shards are gathered from memory of their own, not staged");
+  }
+  RETURN_IF_ERROR(CheckBlocks(rings, staged));
+  auto streamer =
+      std::unique_ptr<BlockStreamer>(new BlockStreamer(device, std::move(rings), communicator));
+  streamer->staged_ = staged;
+  RETURN_IF_ERROR(streamer->Allocate(options.slots));
+  return streamer;
+}
+
+BlockStreamer::BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
+                             Communicator* communicator)
+    : device_(device),
+      rings_(std::move(rings)),
+      communicator_(communicator),
+      compute_stream_(device.compute_stream()) {}
+
+absl::Status BlockStreamer::Allocate(int slots) {
+  int64_t largest_shard = 0;
+  for (const auto& ring : rings_) {
+    for (const HostBlock& block : ring) {
+      largest_shard = std::max(largest_shard, block.layout.shard_bytes(group_size()));
+    }
+  }
+  for (int i = 0; i < slots; ++i) {
+    ASSIGN_OR_RETURN(DeviceBuffer slot, device_.Allocate(largest_shard * group_size()));
+    slots_.push_back(std::move(slot));
+    delivered_.push_back(device_.CreateEvent());
+    released_.push_back(device_.CreateEvent());
+  }
+  if (communicator_ != nullptr || staged_) {
+    fill_stream_ = device_.CreateStream(staged_ ? "pack" : "copy");
+    for (int64_t i = 0; i < kIntakeBuffers; ++i) {
+      filled_.push_back(device_.CreateEvent());
+      if (staged_) {
+        ASSIGN_OR_RETURN(std::unique_ptr<HostBuffer> buffer, device_.AllocateHost(largest_shard));
+        staging_buffers_.push_back(std::move(buffer));
+      } else {
+        ASSIGN_OR_RETURN(DeviceBuffer buffer, device_.Allocate(largest_shard));
+        shard_buffers_.push_back(std::move(buffer));
+      }
+    }
+  }
+  deliver_stream_ = device_.CreateStream(communicator_ != nullptr ? "gather" : "copy");
+  return absl::OkStatus();
+}
+
+BlockStreamer::~BlockStreamer() {
+  // Buffers go only when nothing writes to them any more.
+  if (fill_stream_ != nullptr) fill_stream_->Reset();
+  if (deliver_stream_ != nullptr) deliver_stream_->Reset();
+  compute_stream_.Reset();
+}
+
+absl::Status BlockStreamer::Start(VisitPlan plan) {
+  if (leased_) return absl::FailedPreconditionError("a plan cannot start while a block is leased");
+  bool fits = plan.ring_sizes().size() == rings_.size();
+  for (size_t r = 0; fits && r < rings_.size(); ++r) {
+    fits = plan.ring_sizes()[r] == static_cast<int64_t>(rings_[r].size());
+  }
+  if (!fits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the plan ", plan.digest(), " is not for the rings streamed here"));
+  }
+  if (fill_stream_ != nullptr) fill_stream_->Reset();
+  deliver_stream_->Reset();
+  compute_stream_.Reset();
+
+  plan_ = std::move(plan);
+  cursor_ = fill_ = deliver_ = plan_.begin();
+  stats_ = {};
+  return broken_ = Advance(-1);
+}
+
+absl::StatusOr<BlockLease> BlockStreamer::Acquire(int ring) {
+  RETURN_IF_ERROR(broken_);
+  if (leased_) return absl::FailedPreconditionError("the block before is still leased");
+  if (!cursor_ || cursor_->done()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "block of ring ", ring, " asked for after the end of the plan ", plan_.digest()));
+  }
+  if (cursor_->ring() != ring) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("block of ring ", ring, " asked for where the plan ", plan_.digest(),
+                     " has ring ", cursor_->ring(), " at visit ", cursor_->visit()));
+  }
+  const int64_t slot = cursor_->visit() % num_slots();
+  absl::Status status = Advance(cursor_->visit());
+  if (status.ok()) status = compute_stream_.Wait(*delivered_[slot]);
+  if (!status.ok()) {
+    broken_ = absl::Status(status.code(),
+                           absl::StrCat("block ", cursor_->block(), " of ring ", ring, " (visit ",
+                                        cursor_->visit(), "): ", status.message()));
+    return broken_;
+  }
+  leased_ = true;
+  ++stats_.visits;
+  BlockLease lease(cursor_->block(), &At(*cursor_).layout, slots_[slot].data(), this);
+  return lease;
+}
+
+void BlockStreamer::Release() {
+  leased_ = false;
+  absl::Status status = compute_stream_.Record(*released_[cursor_->visit() % num_slots()]);
+  if (!status.ok()) broken_ = std::move(status);
+  cursor_->Next();
+}
+
+absl::Status BlockStreamer::Finish() {
+  RETURN_IF_ERROR(broken_);
+  while (cursor_ && !cursor_->done()) RETURN_IF_ERROR(Acquire(cursor_->ring()).status());
+  return absl::OkStatus();
+}
+
+absl::Status BlockStreamer::Advance(int64_t v) {
+  const int64_t last_deliver = v + num_slots() - 1;
+  while (!deliver_->done() && deliver_->visit() <= last_deliver) {
+    // fill(u) waits for delivered(u - 2), so fills run exactly one visit ahead of the deliveries
+    // that were enqueued.
+    while (fill_stream_ != nullptr && !fill_->done() && fill_->visit() <= deliver_->visit() + 1) {
+      RETURN_IF_ERROR(Fill(*fill_));
+      fill_->Next();
+    }
+    RETURN_IF_ERROR(Deliver(*deliver_));
+    deliver_->Next();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockStreamer::Fill(const VisitPlan::Cursor& cursor) {
+  const int64_t v = cursor.visit(), buffer = v % kIntakeBuffers;
+  const HostBlock& block = At(cursor);
+  if (v >= kIntakeBuffers) {
+    RETURN_IF_ERROR(fill_stream_->Wait(*delivered_[(v - kIntakeBuffers) % num_slots()]));
+  }
+  if (staged_) {
+    RETURN_IF_ERROR(fill_stream_->Pack(staging_buffers_[buffer]->data(), block.pieces));
+    for (const PackPiece& piece : block.pieces) stats_.packed_bytes += piece.bytes;
+  } else {
+    const int64_t bytes = block.layout.shard_bytes(group_size());
+    RETURN_IF_ERROR(fill_stream_->CopyFromHost(shard_buffers_[buffer].data(), block.bytes, bytes));
+    stats_.bus_bytes += bytes;
+  }
+  return fill_stream_->Record(*filled_[buffer]);
+}
+
+absl::Status BlockStreamer::Deliver(const VisitPlan::Cursor& cursor) {
+  const int64_t v = cursor.visit(), slot = v % num_slots();
+  const HostBlock& block = At(cursor);
+  if (fill_stream_ != nullptr) RETURN_IF_ERROR(deliver_stream_->Wait(*filled_[v % kIntakeBuffers]));
+  if (v >= num_slots()) RETURN_IF_ERROR(deliver_stream_->Wait(*released_[slot]));
+  std::byte* to = slots_[slot].data();
+  if (communicator_ != nullptr) {
+    const int64_t bytes = block.layout.shard_bytes(group_size());
+    RETURN_IF_ERROR(deliver_stream_->AllGather(
+        *communicator_, shard_buffers_[v % kIntakeBuffers].data(), to, bytes));
+    stats_.fabric_bytes += bytes * (group_size() - 1);
+  } else {
+    const std::byte* from = staged_ ? staging_buffers_[v % kIntakeBuffers]->data() : block.bytes;
+    RETURN_IF_ERROR(deliver_stream_->CopyFromHost(to, from, block.layout.total_bytes()));
+    stats_.bus_bytes += block.layout.total_bytes();
+  }
+  return deliver_stream_->Record(*delivered_[slot]);
+}
+
+int64_t BlockStreamer::device_bytes() const {
+  int64_t bytes = 0;
+  for (const DeviceBuffer& slot : slots_) bytes += slot.bytes();
+  for (const DeviceBuffer& buffer : shard_buffers_) bytes += buffer.bytes();
+  return bytes;
+}
+
+int64_t BlockStreamer::staging_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& buffer : staging_buffers_) bytes += buffer->bytes();
+  return bytes;
+}
+
+}  // namespace dlo

@@ -1,0 +1,161 @@
+// Streams blocks from host memory through a few device slots, ahead of the computing.
+//
+//   ASSIGN_OR_RETURN(auto streamer, BlockStreamer::Create(device, rings, {.slots = 2},
+//   communicator)); RETURN_IF_ERROR(streamer->Start(plan)); for (...) { ASSIGN_OR_RETURN(BlockLease
+//   block, streamer->Acquire(ring)); Compute(block); }
+//
+// A worker has one streamer: all its rings (both experts, the text encoder) share the slots and one
+// sequence of visits, the plan's. Each visit v passes two moves, with k slots and two intake
+// buffers:
+//
+//     move       AllGather                      rank-local, staged              rank-local
+//     fill(v)    copy:  shard -> buffer v % 2   pack: pages -> buffer v % 2     -
+//     deliver(v) comm:  gather -> slot v % k    copy: buffer -> slot v % k      copy: block -> slot
+//     v % k
+//
+//     fill(v)    waits for delivered(v - 2): its buffer is free;                then records
+//     filled(v) deliver(v) waits for filled(v) and released(v - k): its slot is free;     then
+//     records delivered(v) compute(v) waits for delivered(v); then records released(v)
+//
+// Acquire(v) first enqueues deliver up to v + k - 1 and fill one further, then makes the compute
+// stream wait. Every event waited for has been recorded before the wait is enqueued, and all ranks
+// of a group enqueue the same gathers in the same order. In the steady state a visit takes the
+// longest of its moves and its computing, not their sum.
+//
+// Nothing after Create allocates, logs, or creates an event. Belongs to one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "offload/block_layout.h"
+#include "offload/block_ring.h"
+#include "offload/visit_plan.h"
+#include "runtime/communicator.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
+
+namespace dlo {
+
+// Where a block's bytes lie on the host. Exactly one of `bytes` and `pieces` is used.
+struct HostBlock {
+  BlockLayout layout;
+  // In layout order, in memory a device can copy from: this rank's shard (layout.shard_bytes(group
+  // size)) with a communicator, else the whole block.
+  const std::byte* bytes = nullptr;
+  // The whole block, tensor by tensor, wherever the checkpoint's pages have it; packed on the way.
+  std::vector<PackPiece> pieces;
+};
+
+struct StreamerOptions {
+  int slots = 2;  // at least 2
+};
+
+// Since Start.
+struct StreamerStats {
+  int64_t visits = 0;
+  int64_t packed_bytes = 0;  // from pages into staging buffers
+  int64_t bus_bytes = 0;     // host to device
+  int64_t fabric_bytes = 0;  // received from other ranks
+};
+
+class BlockStreamer : private LeaseOwner {
+ public:
+  // `rings[r]` holds the streamed blocks of ring r; what `bytes` and `pieces` point to outlives the
+  // streamer. With `communicator` (its size is the group's) the host blocks are shards and blocks
+  // are gathered. All blocks are staged (`pieces`) or none is. INVALID_ARGUMENT for a wrong option
+  // or block, RESOURCE_EXHAUSTED if the device has no room for the slots.
+  static absl::StatusOr<std::unique_ptr<BlockStreamer>> Create(
+      Device& device, std::vector<std::vector<HostBlock>> rings, const StreamerOptions& options,
+      Communicator* communicator);
+  ~BlockStreamer();
+  BlockStreamer(const BlockStreamer&) = delete;
+  BlockStreamer& operator=(const BlockStreamer&) = delete;
+
+  // Begins a plan over these rings and its first fetches. INVALID_ARGUMENT if the plan's ring sizes
+  // are not these rings'; FAILED_PRECONDITION while a lease is held. An earlier plan that did not
+  // end is abandoned: not to be done with a communicator (Finish it), whose group would be left at
+  // different gathers.
+  absl::Status Start(VisitPlan plan);
+
+  // The plan's next block, which must be of `ring`. One lease at a time. Errors: the failed move's,
+  // with ring and block; the streamer then serves nothing until Start. FAILED_PRECONDITION at the
+  // plan's end, for another ring, or while a lease is held.
+  absl::StatusOr<BlockLease> Acquire(int ring);
+
+  // Walks the rest of the plan without computing, for ranks that have nothing to compute while
+  // others of their group do.
+  absl::Status Finish();
+
+  int64_t visit() const { return cursor_ ? cursor_->visit() : 0; }  // the next one
+  const StreamerStats& stats() const { return stats_; }
+
+  // slots x largest block + 2 x largest shard, in gathered size: what Create allocates on the
+  // device.
+  int64_t device_bytes() const;
+  // Two staging buffers of the largest block, if staged.
+  int64_t staging_bytes() const;
+
+ private:
+  BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
+                Communicator* communicator);
+  absl::Status Allocate(int slots);
+
+  int64_t group_size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
+  const HostBlock& At(const VisitPlan::Cursor& cursor) const {
+    return rings_[cursor.ring()][cursor.block()];
+  }
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+
+  // Enqueues every move that visit v may have under way.
+  absl::Status Advance(int64_t v);
+  absl::Status Fill(const VisitPlan::Cursor& cursor);
+  absl::Status Deliver(const VisitPlan::Cursor& cursor);
+  void Release() override;
+
+  Device& device_;
+  const std::vector<std::vector<HostBlock>> rings_;
+  Communicator* const communicator_;
+  bool staged_ = false;
+
+  std::unique_ptr<Stream> fill_stream_;  // null: deliveries start from the host blocks themselves
+  std::unique_ptr<Stream> deliver_stream_;
+  Stream& compute_stream_;
+
+  std::vector<DeviceBuffer> slots_;
+  std::vector<DeviceBuffer> shard_buffers_;                   // two, with a communicator
+  std::vector<std::unique_ptr<HostBuffer>> staging_buffers_;  // two, if staged
+  std::vector<std::unique_ptr<Event>> filled_;                // a buffer each
+  std::vector<std::unique_ptr<Event>> delivered_;             // a slot each
+  std::vector<std::unique_ptr<Event>> released_;              // a slot each
+
+  VisitPlan plan_;
+  std::optional<VisitPlan::Cursor> cursor_;   // the next visit to compute
+  std::optional<VisitPlan::Cursor> fill_;     // the next visit to fill
+  std::optional<VisitPlan::Cursor> deliver_;  // the next visit to deliver
+  bool leased_ = false;
+  absl::Status broken_;
+  StreamerStats stats_;
+};
+
+// The ring of one component, as its forward pass sees it.
+class StreamingRing : public BlockRing {
+ public:
+  StreamingRing(BlockStreamer& streamer, int ring, int64_t num_blocks)
+      : streamer_(streamer), ring_(ring), num_blocks_(num_blocks) {}
+  int64_t num_blocks() const override { return num_blocks_; }
+  absl::StatusOr<BlockLease> Acquire() override { return streamer_.Acquire(ring_); }
+  // The plan says where a forward begins.
+  void Rewind() override {}
+
+ private:
+  BlockStreamer& streamer_;
+  const int ring_;
+  const int64_t num_blocks_;
+};
+
+}  // namespace dlo
