@@ -250,8 +250,7 @@ INSTANTIATE_TEST_SUITE_P(
                                             -0.050155, 0.019480, -0.326962}}}),
     [](const auto& info) { return info.param.name; });
 
-// ---- goldens
-// --------------------------------------------------------------------------------------------------------------
+// ---- goldens ----
 
 std::filesystem::path Source(const std::string& path) {
   return std::filesystem::path(DLO_SOURCE_DIR) / path;
@@ -377,8 +376,7 @@ TEST(WanVae, NormalisingInvertsDenormalising) {
   ExpectClose(NormaliseLatents(config, z), latents, 1e-6, "latents");
 }
 
-// ---- streaming
-// ------------------------------------------------------------------------------------------------------------
+// ---- streaming ----
 
 TEST(WanVae, FramesDependOnlyOnLatentFramesUpToTheirOwn) {
   const WanVae vae(Tiny21(), HashWeights(Tiny21()));
@@ -488,8 +486,7 @@ TEST(PatchifyTest, PutsColumnsBeforeRowsIntoTheChannels) {
   EXPECT_TRUE(at::equal(Unpatchify(patches, 2), frame));
 }
 
-// ---- kernel
-// ---------------------------------------------------------------------------------------------------------------
+// ---- kernel ----
 
 TEST(NormRows, MatchesFloat64OverWidthsAndMagnitudes) {
   for (const int64_t channels : {1, 3, 8, 15, 16, 33, 96}) {
