@@ -32,33 +32,39 @@ std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
 
 absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkpoint,
                                                         absl::Span<const TensorSpec> specs,
-                                                        Device& device,
-                                                        const LoadOptions& options) {
+                                                        Device& device, const LoadOptions& options,
+                                                        BlockPlacement placement) {
   std::vector<BlockLayout> layouts = Layouts(specs);
-  std::vector<DeviceBuffer> buffers;
-  for (const BlockLayout& layout : layouts) {
-    ASSIGN_OR_RETURN(DeviceBuffer buffer, device.Allocate(layout.total_bytes()));
-    buffers.push_back(std::move(buffer));
-  }
+  const auto streamed = [placement](size_t i) {
+    return i > 0 && placement == BlockPlacement::kStreamed;
+  };
 
-  // The CPU's buffers are filled in place; another device's by way of host copies.
-  const bool in_place = device.kind() == DeviceKind::kCpu;
-  std::vector<std::vector<std::byte>> host(in_place ? 0 : layouts.size());
+  // Everything is read into host memory: where it stays, the CPU device's own, or on its way to
+  // another device.
+  std::vector<std::unique_ptr<HostBuffer>> host(layouts.size());
+  std::vector<DeviceBuffer> buffers(layouts.size());
   std::vector<TensorSpec> ordered;
   std::vector<std::byte*> destinations;
   for (size_t i = 0; i < layouts.size(); ++i) {
-    if (!in_place) host[i].resize(layouts[i].total_bytes());
-    std::byte* base = in_place ? buffers[i].data() : host[i].data();
+    const int64_t bytes = layouts[i].total_bytes();
+    if (!streamed(i)) {
+      ASSIGN_OR_RETURN(buffers[i], device.Allocate(bytes));
+    }
+    if (streamed(i) || device.kind() != DeviceKind::kCpu) {
+      ASSIGN_OR_RETURN(host[i], device.AllocateHost(bytes));
+    }
+    std::byte* base = host[i] != nullptr ? host[i]->data() : buffers[i].data();
     for (const BlockLayout::Tensor& tensor : layouts[i].tensors()) {
       ordered.push_back(tensor.spec);
       destinations.push_back(base + tensor.offset);
     }
   }
   RETURN_IF_ERROR(LoadTensors(checkpoint, ordered, destinations, options));
-  for (size_t i = 0; i < host.size(); ++i) {
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    if (host[i] == nullptr || streamed(i)) continue;
     RETURN_IF_ERROR(
-        device.CopyFromHost(buffers[i].data(), host[i].data(), layouts[i].total_bytes()));
-    host[i] = {};
+        device.CopyFromHost(buffers[i].data(), host[i]->data(), layouts[i].total_bytes()));
+    host[i].reset();
   }
 
   ComponentWeights weights(TorchDevice(device));
@@ -68,10 +74,28 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
   weights.outside_ = std::move(buffers[0]);
   std::vector<ResidentRing::Block> blocks;
   for (size_t i = 1; i < layouts.size(); ++i) {
-    blocks.push_back({std::move(layouts[i]), std::move(buffers[i])});
+    if (streamed(i)) {
+      weights.host_.push_back({std::move(layouts[i]), std::move(host[i])});
+    } else {
+      blocks.push_back({std::move(layouts[i]), std::move(buffers[i])});
+    }
   }
-  weights.ring_ = std::make_unique<ResidentRing>(std::move(blocks));
+  if (placement == BlockPlacement::kResident) {
+    weights.ring_ = std::make_unique<ResidentRing>(std::move(blocks));
+  }
   return weights;
+}
+
+std::vector<HostBlock> ComponentWeights::host_blocks() const {
+  std::vector<HostBlock> blocks;
+  for (const HostResident& block : host_) {
+    blocks.push_back({.layout = block.layout, .bytes = block.weights->data()});
+  }
+  return blocks;
+}
+
+void ComponentWeights::StreamFrom(BlockStreamer& streamer, int ring) {
+  ring_ = std::make_unique<StreamingRing>(streamer, ring, static_cast<int64_t>(host_.size()));
 }
 
 const at::Tensor& ComponentWeights::tensor(const std::string& name) const {

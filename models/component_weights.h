@@ -22,25 +22,38 @@
 #include "loader/checkpoint.h"
 #include "loader/weights.h"
 #include "offload/block_ring.h"
+#include "offload/block_streamer.h"
 #include "runtime/device.h"
 
 namespace dlo {
 
+// Where a component's blocks live: on the device, or on the host, to be streamed by a
+// BlockStreamer.
+enum class BlockPlacement { kResident, kStreamed };
+
 class ComponentWeights {
  public:
-  // Reads every spec from the checkpoint. Errors as LoadTensors, RESOURCE_EXHAUSTED if the device
-  // has no room.
-  static absl::StatusOr<ComponentWeights> Load(const Checkpoint& checkpoint,
-                                               absl::Span<const TensorSpec> specs, Device& device,
-                                               const LoadOptions& options = {});
+  // Reads every spec from the checkpoint. Errors as LoadTensors, RESOURCE_EXHAUSTED if device or
+  // host has no room.
+  static absl::StatusOr<ComponentWeights> Load(
+      const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs, Device& device,
+      const LoadOptions& options = {}, BlockPlacement placement = BlockPlacement::kResident);
 
   ComponentWeights(ComponentWeights&&) = default;
   ComponentWeights& operator=(ComponentWeights&&) = default;
 
   // The tensor of that name outside the ring; its absence is a programmer's error and throws.
   const at::Tensor& tensor(const std::string& name) const;
-  BlockRing& ring() { return *ring_; }
   at::Device device() const { return device_; }
+
+  // With kStreamed: what a streamer needs of the blocks. It points into this object (moving it
+  // keeps that valid).
+  std::vector<HostBlock> host_blocks() const;
+  // With kStreamed: to be called once, before ring(). `streamer` has the host blocks as its ring of
+  // that index and outlives this object.
+  void StreamFrom(BlockStreamer& streamer, int ring);
+
+  BlockRing& ring() { return *ring_; }
 
  private:
   explicit ComponentWeights(at::Device device) : device_(device) {}
@@ -48,6 +61,11 @@ class ComponentWeights {
   at::Device device_;
   DeviceBuffer outside_;
   std::map<std::string, at::Tensor> tensors_;
+  struct HostResident {
+    BlockLayout layout;
+    std::unique_ptr<HostBuffer> weights;
+  };
+  std::vector<HostResident> host_;  // kStreamed
   std::unique_ptr<BlockRing> ring_;
 };
 

@@ -1,7 +1,9 @@
-// What the frontend knows of a model without loading it: defaults, limits, request checks. Torch-free.
+// What the frontend knows of a model without loading it: defaults, limits, request checks.
+// Torch-free.
 //
-//   ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card, ReadModelCard("/models/Wan2.1-T2V-1.3B-Diffusers"));
-//   VideoSettings settings; std::vector<FieldViolation> wrong = card->Resolve(requested, &settings);
+//   ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card,
+//   ReadModelCard("/models/Wan2.1-T2V-1.3B-Diffusers")); VideoSettings settings;
+//   std::vector<FieldViolation> wrong = card->Resolve(requested, &settings);
 //
 // A card is immutable and safe to use from any thread.
 #pragma once
@@ -19,8 +21,8 @@ namespace dlo {
 
 // A request's settings as the client sent them: what is unset takes the model's default.
 struct RequestedSettings {
-  std::optional<int64_t> width;       // pixels
-  std::optional<int64_t> height;      // pixels
+  std::optional<int64_t> width;   // pixels
+  std::optional<int64_t> height;  // pixels
   std::optional<int64_t> num_frames;
   std::optional<double> fps;
   std::optional<int64_t> num_inference_steps;
@@ -33,13 +35,13 @@ struct RequestedSettings {
 
 // Every default applied, sizes and frame counts rounded as the model does; what a worker runs.
 struct VideoSettings {
-  int width = 0;       // pixels
-  int height = 0;      // pixels
+  int width = 0;   // pixels
+  int height = 0;  // pixels
   int num_frames = 0;
   double fps = 0;
   int num_inference_steps = 0;
-  double guidance_scale = 0;                // 1 or less: no guidance
-  std::optional<double> guidance_scale_2;   // set exactly when the model has two experts
+  double guidance_scale = 0;               // 1 or less: no guidance
+  std::optional<double> guidance_scale_2;  // set exactly when the model has two experts
   double flow_shift = 0;
   std::string solver;
   uint64_t seed = 0;
@@ -57,8 +59,10 @@ class ModelCard {
 
   virtual const std::string& name() const = 0;  // e.g. the repository folder's name
 
-  // Fills `resolved` and returns every wrong field (empty: the request can run). An unset seed is drawn from `random_seed`.
-  virtual std::vector<FieldViolation> Resolve(const RequestedSettings& requested, uint64_t random_seed,
+  // Fills `resolved` and returns every wrong field (empty: the request can run). An unset seed is
+  // drawn from `random_seed`.
+  virtual std::vector<FieldViolation> Resolve(const RequestedSettings& requested,
+                                              uint64_t random_seed,
                                               VideoSettings* resolved) const = 0;
 
   // Prompt limits, one violation per wrong field ("prompt", "negative_prompt").
@@ -66,7 +70,8 @@ class ModelCard {
                                                    const std::string& negative_prompt) const = 0;
 };
 
-// The card for the repository at `root`, by the pipeline class in its model_index.json. Errors as ReadWanConfig.
+// The card for the repository at `root`, by the pipeline class in its model_index.json. Errors as
+// ReadWanConfig.
 absl::StatusOr<std::unique_ptr<ModelCard>> ReadModelCard(const std::filesystem::path& root);
 
 }  // namespace dlo

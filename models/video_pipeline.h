@@ -58,6 +58,7 @@ struct GenerationStats {
   absl::Duration denoise;
   absl::Duration decode;  // including the time OnFrames took
   int64_t device_bytes_peak = 0;
+  int64_t bus_bytes = 0;  // streamed from host to device
 };
 
 class VideoPipeline {
@@ -73,6 +74,9 @@ struct PipelineOptions {
       DType::kBF16;  // kF32 or kBF16: transformer and text encoder; the VAE runs in float32
   std::string device = "cpu";  // "cpu" or "cuda"
   int threads = 0;  // torch intra-op threads of this process; 0: as many as there are cores
+  // 0: every transformer block stays on the device. Else blocks stay on the host and are streamed
+  // whole through so many device slots, at least 2; the video is the same byte for byte.
+  int stream_slots = 0;
 };
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);

@@ -95,6 +95,10 @@ FrontendOptions ToFrontendOptions(const ServeConfig& config, const std::filesyst
       absl::StrCat("--dtype=", std::string(DTypeName(config.model.dtype))),
       absl::StrCat("--device=", config.device), absl::StrCat("--threads=", config.worker_threads),
       absl::StrCat("--log-level=", config.log_level)};
+  if (config.offload.transfer == ServeConfig::Transfer::kRankLocal) {
+    options.supervisor.worker_arguments.push_back(
+        absl::StrCat("--stream-slots=", config.offload.slots));
+  }
   return options;
 }
 

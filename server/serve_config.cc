@@ -173,17 +173,18 @@ std::vector<std::string> FindProblems(const Config& config) {
     }
   }
   const std::string& transfer = config.String("offload.transfer");
-  if (transfer != "none") {
-    add("offload.transfer", transfer, "streaming of weights is not available yet; set it to none");
-  } else {
-    if (config.Int("offload.resident_layers") != 0) {
-      add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
-          "with offload.transfer none all layers are resident; set it to 0");
-    }
-    if (config.Int("offload.slots") != 2) {
-      add("offload.slots", absl::StrCat(config.Int("offload.slots")),
-          "with offload.transfer none there are no slots; leave it at 2");
-    }
+  if (transfer == "allgather") {
+    add("offload.transfer", transfer,
+        "sharded weights are not available yet; set it to rank-local or none");
+  }
+  if (config.Int("offload.resident_layers") != 0) {
+    add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
+        transfer == "none" ? "with offload.transfer none all layers are resident; set it to 0"
+                           : "resident layers are not available yet; set it to 0");
+  }
+  if (transfer == "none" && config.Int("offload.slots") != 2) {
+    add("offload.slots", absl::StrCat(config.Int("offload.slots")),
+        "with offload.transfer none there are no slots; leave it at 2");
   }
   return problems;
 }
@@ -203,7 +204,9 @@ ServeConfig ToServeConfig(const Config& config) {
                     .sp = integer("parallel.sp"),
                     .tp = integer("parallel.tp"),
                     .cfg = integer("parallel.cfg")};
-  serve.offload = {.transfer = ServeConfig::Transfer::kNone,
+  serve.offload = {.transfer = config.String("offload.transfer") == "rank-local"
+                                   ? ServeConfig::Transfer::kRankLocal
+                                   : ServeConfig::Transfer::kNone,
                    .resident_layers = integer("offload.resident_layers"),
                    .slots = integer("offload.slots")};
   serve.queue_max_waiting = integer("queue.max_waiting");

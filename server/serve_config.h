@@ -38,7 +38,7 @@ struct ServeConfig {
     int tp = 1;
     int cfg = 1;
   };
-  enum class Transfer { kNone };
+  enum class Transfer { kNone, kRankLocal };
   struct Offload {
     Transfer transfer = Transfer::kNone;
     int resident_layers = 0;

@@ -16,6 +16,7 @@ struct Flags {
   std::string dtype = "BF16";
   std::string device = "cpu";
   int threads = 0;
+  int stream_slots = 0;
   std::string log_level = "info";
 };
 
@@ -29,13 +30,18 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--threads", flags.threads, "torch threads; 0: as many as there are cores");
+  app.add_option("--stream-slots", flags.stream_slots,
+                 "device slots that blocks are streamed through; 0: blocks are resident");
   app.add_option("--log-level", flags.log_level);
 }
 
 absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> Load(const Flags& flags) {
   ASSIGN_OR_RETURN(const dlo::DType dtype, dlo::ParseDType(flags.dtype));
-  return dlo::LoadVideoPipeline(
-      {.root = flags.model, .dtype = dtype, .device = flags.device, .threads = flags.threads});
+  return dlo::LoadVideoPipeline({.root = flags.model,
+                                 .dtype = dtype,
+                                 .device = flags.device,
+                                 .threads = flags.threads,
+                                 .stream_slots = flags.stream_slots});
 }
 
 }  // namespace

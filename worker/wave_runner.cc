@@ -176,6 +176,7 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment) {
   *finished->mutable_times()->mutable_encode_tail() = ToProto(encode_tail);
   finished->mutable_usage()->set_rank(rank_);
   finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak);
+  finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
   if (!SendVideo(assignment.wave_id(), video->bytes)) {
     return Failure(absl::CancelledError("cancelled while the result was sent"), kCancelled);

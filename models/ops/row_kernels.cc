@@ -6,7 +6,7 @@
 // Each public function is compiled for these instruction sets; the loader picks the best the
 // machine has.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DLO_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define DLO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define DLO_CLONES
 #endif

@@ -27,6 +27,8 @@
 #include "models/wan/transformer_specs.h"
 #include "models/wan/vae.h"
 #include "models/wan/vae_specs.h"
+#include "models/wan/wan_card.h"
+#include "models/wan/wan_plan.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -66,11 +68,12 @@ absl::Status Annotate(const absl::Status& status, absl::string_view component) {
 absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
                                                const std::string& name,
                                                const std::vector<TensorSpec>& specs, Device& device,
-                                               const LoadOptions& options) {
+                                               const LoadOptions& options,
+                                               BlockPlacement placement) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / name);
   if (!checkpoint.ok()) return Annotate(checkpoint.status(), name);
   absl::StatusOr<ComponentWeights> weights =
-      ComponentWeights::Load(*checkpoint, specs, device, options);
+      ComponentWeights::Load(*checkpoint, specs, device, options, placement);
   if (!weights.ok()) return Annotate(weights.status(), name);
   return weights;
 }
@@ -78,6 +81,9 @@ absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root
 }  // namespace
 
 WanPipeline::WanPipeline(WanComponents components) : c_(std::move(components)) {}
+
+// An abandoned plan may still be fetching from the components' host memory.
+WanPipeline::~WanPipeline() { c_.streamer.reset(); }
 
 absl::StatusOr<GenerationStats> WanPipeline::Generate(const VideoRequest& request,
                                                       GenerationObserver& observer) {
@@ -91,6 +97,10 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
                                                  GenerationObserver& observer) {
   GenerationStats stats;
   c_.device->ResetPeak();
+  if (c_.streamer != nullptr) {
+    ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings));
+    RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
+  }
   const absl::Time start = absl::Now();
 
   observer.OnStage(Stage::kEncodingText);
@@ -117,6 +127,7 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   RETURN_IF_ERROR(Decode(latents, observer));
   stats.decode = absl::Now() - denoise_end;
   stats.device_bytes_peak = c_.device->memory().peak_bytes;
+  if (c_.streamer != nullptr) stats.bus_bytes = c_.streamer->stats().bus_bytes;
   return stats;
 }
 
@@ -141,7 +152,7 @@ absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
                                                 const std::vector<TextEmbedding>& texts,
                                                 GenerationObserver& observer) {
   ASSIGN_OR_RETURN(const FlowSchedulerConfig scheduler,
-                   RequestScheduler(c_.config.scheduler, settings));
+                   ResolveScheduler(c_.config.scheduler, settings));
   const auto solver = MakeFlowSolver(scheduler, settings.num_inference_steps);
   at::Tensor latents = InitialLatents(settings);
 
@@ -150,7 +161,7 @@ absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
   for (int step = 0; step < settings.num_inference_steps; ++step) {
     if (observer.cancelled()) return Cancelled();
     const float timestep = solver->schedule().timesteps[step];
-    const size_t expert = ExpertAt(timestep, scheduler);
+    const size_t expert = WanExpertAt(c_.config, timestep);
     if (!context || expert != running) {
       running = expert;
       context =
@@ -172,11 +183,6 @@ absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
     observer.OnStep(step + 1, settings.num_inference_steps);
   }
   return latents;
-}
-
-size_t WanPipeline::ExpertAt(float timestep, const FlowSchedulerConfig& scheduler) const {
-  if (c_.experts.size() == 1 || !c_.config.boundary_ratio) return 0;
-  return timestep >= *c_.config.boundary_ratio * scheduler.num_train_timesteps ? 0 : 1;
 }
 
 absl::Status WanPipeline::Decode(const at::Tensor& latents, GenerationObserver& observer) {
@@ -208,6 +214,8 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   }
   if (options.threads > 0) at::set_num_threads(options.threads);
   const LoadOptions load = {.threads = options.threads};
+  const BlockPlacement placement =
+      options.stream_slots > 0 ? BlockPlacement::kStreamed : BlockPlacement::kResident;
 
   absl::StatusOr<std::unique_ptr<T5Tokenizer>> tokenizer =
       T5Tokenizer::Load(options.root / "tokenizer");
@@ -218,21 +226,22 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
         ", but text_encoder/config.json has vocab_size ", config.text_encoder.vocab_size));
   }
 
-  ASSIGN_OR_RETURN(ComponentWeights text_weights,
-                   LoadComponent(options.root, "text_encoder",
-                                 Umt5Specs(config.text_encoder, options.dtype), *device, load));
+  ASSIGN_OR_RETURN(
+      ComponentWeights text_weights,
+      LoadComponent(options.root, "text_encoder", Umt5Specs(config.text_encoder, options.dtype),
+                    *device, load, placement));
 
   // diffusers, too, passes over these norms of image-conditioned checkpoints.
   LoadOptions transformer_load = load;
   transformer_load.ignore_unexpected = {"norm_added_q"};
-  std::vector<WanTransformer> experts;
+  std::vector<ComponentWeights> transformer_weights;
   const auto load_expert = [&](const std::string& name,
                                const WanTransformerConfig& transformer) -> absl::Status {
     ASSIGN_OR_RETURN(
         ComponentWeights weights,
         LoadComponent(options.root, name, WanTransformerSpecs(transformer, options.dtype), *device,
-                      transformer_load));
-    experts.emplace_back(transformer, std::move(weights));
+                      transformer_load, placement));
+    transformer_weights.push_back(std::move(weights));
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(load_expert("transformer", config.transformer));
@@ -244,12 +253,31 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   vae_load.ignore_unexpected = {"encoder.", "quant_conv."};
   ASSIGN_OR_RETURN(const ComponentWeights vae_weights,
                    LoadComponent(options.root, "vae", WanVaeSpecs(config.vae, /*encoder=*/false),
-                                 *device, vae_load));
+                                 *device, vae_load, BlockPlacement::kResident));
   WanVae vae(config.vae, [&](const std::string& name) { return vae_weights.tensor(name); });
 
+  std::unique_ptr<BlockStreamer> streamer;
+  if (placement == BlockPlacement::kStreamed) {
+    std::vector<std::vector<HostBlock>> rings = {text_weights.host_blocks()};
+    for (const ComponentWeights& weights : transformer_weights) {
+      rings.push_back(weights.host_blocks());
+    }
+    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(*device, std::move(rings),
+                                                     {.slots = options.stream_slots}, nullptr));
+    text_weights.StreamFrom(*streamer, kWanTextRing);
+    for (size_t i = 0; i < transformer_weights.size(); ++i) {
+      transformer_weights[i].StreamFrom(*streamer, kWanTransformerRing + static_cast<int>(i));
+    }
+  }
   Umt5Encoder text_encoder(config.text_encoder, std::move(text_weights));
+  std::vector<WanTransformer> experts;
+  experts.emplace_back(config.transformer, std::move(transformer_weights[0]));
+  if (config.transformer_2) {
+    experts.emplace_back(*config.transformer_2, std::move(transformer_weights[1]));
+  }
   return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config),
                                                      .device = std::move(device),
+                                                     .streamer = std::move(streamer),
                                                      .tokenizer = *std::move(tokenizer),
                                                      .text_encoder = std::move(text_encoder),
                                                      .experts = std::move(experts),
@@ -260,31 +288,6 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadWanPipeline(const PipelineOptions& options) {
   return CatchTorch([&] { return Load(options); });
-}
-
-absl::StatusOr<FlowSchedulerConfig> RequestScheduler(const FlowSchedulerConfig& repository,
-                                                     const VideoSettings& settings) {
-  FlowSchedulerConfig config = repository;
-  config.shift = settings.flow_shift;
-  using Solver = FlowSchedulerConfig::Solver;
-  if (settings.solver == "unipc") {
-    config.solver = Solver::kUniPC;
-    config.grid = SigmaGrid::kUniPC;
-  } else if (settings.solver == "unipc-legacy") {
-    config.solver = Solver::kUniPC;
-    config.grid = SigmaGrid::kUniPCLegacy;
-  } else if (settings.solver == "euler") {
-    config.solver = Solver::kEuler;
-    config.grid = SigmaGrid::kEuler;
-  } else if (settings.solver == "euler-native") {
-    config.solver = Solver::kEuler;
-    config.grid = SigmaGrid::kEulerNative;
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("settings.solver is \"", settings.solver,
-                     "\"; known: unipc, unipc-legacy, euler, euler-native"));
-  }
-  return config;
 }
 
 }  // namespace dlo

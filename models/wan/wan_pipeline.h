@@ -17,13 +17,15 @@
 #include "models/wan/transformer.h"
 #include "models/wan/vae.h"
 #include "models/wan/wan_config.h"
+#include "offload/block_streamer.h"
 #include "runtime/device.h"
 
 namespace dlo {
 
 struct WanComponents {
   WanConfig config;
-  std::unique_ptr<Device> device;  // outlives every weight below
+  std::unique_ptr<Device> device;           // outlives every weight below
+  std::unique_ptr<BlockStreamer> streamer;  // null: all blocks are resident
   std::unique_ptr<T5Tokenizer> tokenizer;
   Umt5Encoder text_encoder;
   std::vector<WanTransformer> experts;  // high noise first
@@ -33,6 +35,7 @@ struct WanComponents {
 class WanPipeline : public VideoPipeline {
  public:
   explicit WanPipeline(WanComponents components);
+  ~WanPipeline() override;
 
   absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
                                            GenerationObserver& observer) override;
@@ -58,19 +61,11 @@ class WanPipeline : public VideoPipeline {
  private:
   absl::StatusOr<GenerationStats> Run(const VideoRequest& request, GenerationObserver& observer);
 
-  // The high-noise expert runs at and above the boundary.
-  size_t ExpertAt(float timestep, const FlowSchedulerConfig& scheduler) const;
-
   WanComponents c_;
 };
 
 // Loads the repository at options.root. Errors name the component's file; see ReadWanConfig,
 // T5Tokenizer::Load and LoadTensors.
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadWanPipeline(const PipelineOptions& options);
-
-// The scheduler of a request: the repository's, with the request's shift and solver ("unipc",
-// "unipc-legacy", "euler", "euler-native"). INVALID_ARGUMENT for another solver.
-absl::StatusOr<FlowSchedulerConfig> RequestScheduler(const FlowSchedulerConfig& repository,
-                                                     const VideoSettings& settings);
 
 }  // namespace dlo

@@ -620,6 +620,54 @@ TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
   EXPECT_FALSE(pipeline_->Generate(request_, recorder).ok());
 }
 
+// ---- Streamed weights give the bytes of resident ones ----
+
+class Streamed : public testing::TestWithParam<const char*> {};
+
+TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
+  const auto root = GetParam() == std::string("shapes")
+                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
+                        : GoldenDir() / GetParam() / "repo";
+  auto card = ReadModelCard(root);
+  ASSERT_TRUE(card.ok()) << card.status();
+  VideoRequest request = {"a yellow star moving down", "blurred", {}};
+  ASSERT_TRUE((*card)
+                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
+                            /*random_seed=*/3, &request.settings)
+                  .empty());
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    auto resident = LoadWanPipeline({.root = root, .dtype = dtype});
+    ASSERT_TRUE(resident.ok()) << resident.status();
+    Recorder expected;
+    auto resident_stats = (*resident)->Generate(request, expected);
+    ASSERT_TRUE(resident_stats.ok());
+    for (int slots : {2, 3}) {
+      auto streamed = LoadWanPipeline({.root = root, .dtype = dtype, .stream_slots = slots});
+      ASSERT_TRUE(streamed.ok()) << streamed.status();
+      // Cancelled in between, so that a request follows an abandoned plan.
+      Recorder first, cancelled, third;
+      cancelled.cancel_after_step = 2;
+      auto stats = (*streamed)->Generate(request, first);
+      ASSERT_TRUE(stats.ok()) << stats.status();
+      EXPECT_EQ((*streamed)->Generate(request, cancelled).status().code(),
+                absl::StatusCode::kCancelled);
+      ASSERT_TRUE((*streamed)->Generate(request, third).ok());
+      EXPECT_TRUE(at::equal(first.video(), expected.video()));
+      EXPECT_TRUE(at::equal(third.video(), expected.video()));
+      EXPECT_GT(stats->bus_bytes, 0);
+      EXPECT_LT(stats->device_bytes_peak, resident_stats->device_bytes_peak);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Streamed,
+                         testing::Values("shapes", "wan21", "wan22-a14b", "wan22-ti2v"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
 TEST(LoadWanPipeline, SaysWhichComponentIsMissing) {
   ScratchDir scratch;
   std::filesystem::copy(

@@ -1,0 +1,25 @@
+// What a Wan request asks of the weights. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/model_card.h"
+#include "models/wan/wan_config.h"
+#include "offload/visit_plan.h"
+
+namespace dlo {
+
+// Rings of a Wan pipeline, in the order of the stages.
+enum WanRing { kWanTextRing = 0, kWanTransformerRing = 1, kWanTransformer2Ring = 2 };
+
+// Which transformer runs at a timestep: 0, or 1 for the low-noise expert below the boundary.
+int WanExpertAt(const WanConfig& config, float timestep);
+
+// The text encoder once for the prompt and, with guidance, once for the negative prompt; then for
+// each step the expert that runs at it. All branches of guidance share a pass. Errors as
+// ResolveScheduler.
+absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSettings& settings);
+
+}  // namespace dlo
