@@ -1,4 +1,6 @@
 // dlo-worker: started by dlo-serve, one process per device.
+#include <malloc.h>
+
 #include <CLI/CLI.hpp>
 #include <string>
 
@@ -51,6 +53,10 @@ int main(int argc, char** argv) {
   Flags flags;
   AddFlags(app, flags);
   CLI11_PARSE(app, argc, argv);
+  // Tensors of a video come and go; giving each back to the kernel costs a page fault per page when
+  // it comes again.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
   dlo::StartLogging("dlo-worker " + std::to_string(flags.worker.rank), flags.log_level);
   return dlo::RunWorker(flags.worker, [&flags] { return Load(flags); });
 }

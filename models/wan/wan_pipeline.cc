@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "loader/checkpoint.h"
 #include "models/component_weights.h"
+#include "models/cpu_allocator.h"
 #include "models/schedulers/flow_solver.h"
 #include "models/text/prompt_clean.h"
 #include "models/text/t5_tokenizer.h"
@@ -97,6 +98,7 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
                                                  GenerationObserver& observer) {
   GenerationStats stats;
   c_.device->ResetPeak();
+  ResetCpuTensorPeak();
   if (c_.streamer != nullptr) {
     ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings));
     RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
@@ -127,6 +129,9 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   RETURN_IF_ERROR(Decode(latents, observer));
   stats.decode = absl::Now() - denoise_end;
   stats.device_bytes_peak = c_.device->memory().peak_bytes;
+  // Buffers do not change during a request, so the peaks add up.
+  if (c_.device->kind() == DeviceKind::kCpu)
+    stats.device_bytes_peak += CpuTensorMemory().peak_bytes;
   if (c_.streamer != nullptr) stats.bus_bytes = c_.streamer->stats().bus_bytes;
   return stats;
 }
@@ -212,6 +217,7 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
     return absl::InvalidArgumentError(
         absl::StrCat("model.dtype is ", DTypeName(options.dtype), "; a model runs in F32 or BF16"));
   }
+  if (kind == DeviceKind::kCpu) CountCpuTensors();
   if (options.threads > 0) at::set_num_threads(options.threads);
   const LoadOptions load = {.threads = options.threads};
   const BlockPlacement placement =

@@ -1,6 +1,7 @@
 // Device memory on a CUDA GPU. Links libtorch_cuda so that opening this library also registers
 // libtorch's CUDA kernels.
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -163,12 +164,19 @@ class CudaDevice : public Device {
     return FromCuda(cudaDeviceSynchronize(), "synchronize");
   }
 
+  // Buffers do not change while libtorch computes, so the peaks add up.
   DeviceMemory memory() const override {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto torch =
+        c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(index_))
+            .allocated_bytes[kAll];
     absl::MutexLock lock(&mutex_);
-    return memory_;
+    return {.used_bytes = memory_.used_bytes + torch.current,
+            .peak_bytes = memory_.peak_bytes + torch.peak};
   }
 
   void ResetPeak() override {
+    c10::cuda::CUDACachingAllocator::resetPeakStats(static_cast<c10::DeviceIndex>(index_));
     absl::MutexLock lock(&mutex_);
     memory_.peak_bytes = memory_.used_bytes;
   }
