@@ -1,7 +1,8 @@
 #include "runtime/communicator.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -16,7 +17,6 @@ namespace dlo {
 namespace {
 
 constexpr char kPeersPayload[] = "dlo.collective.peers";
-constexpr int64_t kBufferAlignment = 4096;
 
 using Kind = CollectiveOp::Kind;
 
@@ -204,13 +204,14 @@ absl::StatusOr<DeviceBuffer> Communicator::AllocateBuffer(int64_t bytes) {
 }
 
 absl::StatusOr<DeviceBuffer> Communicator::Allocate(int64_t bytes, absl::Time) {
-  void* data = nullptr;
-  if (posix_memalign(&data, kBufferAlignment, std::max<int64_t>(bytes, 1)) != 0) {
+  const size_t mapped = std::max<int64_t>(bytes, 1);
+  void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", bytes, " bytes of host memory"));
   }
   return DeviceBuffer(static_cast<std::byte*>(data), bytes,
-                      [](std::byte* released, int64_t) { std::free(released); });
+                      [mapped](std::byte* released, int64_t) { munmap(released, mapped); });
 }
 
 absl::Status Communicator::Perform(CollectiveOp op, absl::Time deadline) {

@@ -14,8 +14,6 @@ namespace dlo {
 namespace {
 
 using Kind = CollectiveOp::Kind;
-using Lane = Transport::Lane;
-
 constexpr uint32_t kHeaderMagic = 0x444c4f31;
 
 // What a rank says before its bytes. Ranks of a group run the same build on machines of one byte
@@ -33,6 +31,24 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 static_assert(sizeof(Header) == 32 && std::is_trivially_copyable_v<Header>);
+
+constexpr uint32_t kHeaderTag = 0;
+constexpr uint32_t kReceiptTag = 1;
+
+// Messages from this size on are acknowledged.
+constexpr int64_t kReceiptBytesMin = 4096;
+
+// Of the message that a header announces: from 2 to 2^31 - 1, the same for equal headers only (but
+// for one chance in 2^31).
+uint32_t PayloadTag(const Header& header) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a on words
+  for (uint64_t word :
+       {uint64_t(header.kind), uint64_t(header.dtype), uint64_t{header.phase}, header.sequence,
+        static_cast<uint64_t>(header.bytes), static_cast<uint64_t>(header.root)}) {
+    hash = (hash ^ word) * 0x100000001b3;
+  }
+  return static_cast<uint32_t>((hash ^ hash >> 31) % 0x7ffffffe) + 2;
+}
 
 std::string Describe(const Header& header) {
   if (header.magic != kHeaderMagic) return "bytes that are no header";
@@ -89,6 +105,9 @@ struct HostCommunicator::Leg {
   std::unique_ptr<Transfer> out_payload;
   std::unique_ptr<Transfer> in_header;
   std::unique_ptr<Transfer> in_payload;
+  std::byte receipt{};
+  std::unique_ptr<Transfer> out_receipt;
+  std::unique_ptr<Transfer> in_receipt;
 };
 
 HostCommunicator::HostCommunicator(const GroupSpec& spec, std::unique_ptr<Transport> transport,
@@ -214,48 +233,58 @@ absl::Status HostCommunicator::ExchangeAll(const CollectiveOp& op, int phase,
                   .bytes = bytes,
                   .root = op.kind == Kind::kBroadcast ? op.from : kNoPeer};
   };
+  const auto bytes_of = [](Header* message) { return reinterpret_cast<std::byte*>(message); };
+  const auto wait = [&op](std::unique_ptr<Transfer>& transfer) -> absl::Status {
+    if (transfer == nullptr) return absl::OkStatus();
+    RETURN_IF_ERROR(transfer->Wait(op.deadline));
+    transfer.reset();
+    return absl::OkStatus();
+  };
+  // Gloo loses sight of a message that is cut off in its middle: its sender and its receiver would
+  // wait until the deadline. What has not begun it reports at once. So a small message follows each
+  // large one and is waited for first: to the receiver the header, to the sender a receipt.
   for (Leg& leg : legs) {
     if (leg.receives) {
-      ASSIGN_OR_RETURN(leg.in_header,
-                       transport_->Receive(leg.peer, Lane::kHeader,
-                                           reinterpret_cast<std::byte*>(&leg.in), sizeof(Header)));
+      if (leg.recv_bytes > 0) {
+        ASSIGN_OR_RETURN(leg.in_payload,
+                         transport_->Receive(leg.peer, PayloadTag(header(leg.recv_bytes)), leg.recv,
+                                             leg.recv_bytes));
+      }
+      ASSIGN_OR_RETURN(leg.in_header, transport_->Receive(leg.peer, kHeaderTag, bytes_of(&leg.in),
+                                                          sizeof(Header)));
     }
     if (leg.sends) {
       leg.out = header(leg.send_bytes);
-      ASSIGN_OR_RETURN(
-          leg.out_header,
-          transport_->Send(leg.peer, Lane::kHeader, reinterpret_cast<const std::byte*>(&leg.out),
-                           sizeof(Header)));
       if (leg.send_bytes > 0) {
         ASSIGN_OR_RETURN(leg.out_payload,
-                         transport_->Send(leg.peer, Lane::kPayload, leg.send, leg.send_bytes));
+                         transport_->Send(leg.peer, PayloadTag(leg.out), leg.send, leg.send_bytes));
+      }
+      ASSIGN_OR_RETURN(leg.out_header,
+                       transport_->Send(leg.peer, kHeaderTag, bytes_of(&leg.out), sizeof(Header)));
+      if (leg.send_bytes >= kReceiptBytesMin) {
+        ASSIGN_OR_RETURN(leg.in_receipt,
+                         transport_->Receive(leg.peer, kReceiptTag, &leg.receipt, 1));
       }
     }
   }
   for (Leg& leg : legs) {
     if (!leg.receives) continue;
-    RETURN_IF_ERROR(leg.in_header->Wait(op.deadline));
-    leg.in_header.reset();
+    RETURN_IF_ERROR(wait(leg.in_header));
     if (const Header expected = header(leg.recv_bytes); !(leg.in == expected)) {
       return PeerError(absl::StatusCode::kInternal, {leg.peer},
                        absl::StrCat("ranks are out of step: peer ", leg.peer, " is in ",
                                     Describe(leg.in), ", this rank in ", Describe(expected)));
     }
-    if (leg.recv_bytes > 0) {
-      ASSIGN_OR_RETURN(leg.in_payload,
-                       transport_->Receive(leg.peer, Lane::kPayload, leg.recv, leg.recv_bytes));
+    RETURN_IF_ERROR(wait(leg.in_payload));
+    if (leg.recv_bytes >= kReceiptBytesMin) {
+      static constexpr std::byte kReceipt{1};
+      ASSIGN_OR_RETURN(leg.out_receipt, transport_->Send(leg.peer, kReceiptTag, &kReceipt, 1));
     }
   }
   for (Leg& leg : legs) {
-    if (leg.in_payload == nullptr) continue;
-    RETURN_IF_ERROR(leg.in_payload->Wait(op.deadline));
-    leg.in_payload.reset();
-  }
-  for (Leg& leg : legs) {
-    for (std::unique_ptr<Transfer>* transfer : {&leg.out_header, &leg.out_payload}) {
-      if (*transfer == nullptr) continue;
-      RETURN_IF_ERROR((*transfer)->Wait(op.deadline));
-      transfer->reset();
+    for (std::unique_ptr<Transfer>* transfer :
+         {&leg.in_receipt, &leg.out_header, &leg.out_payload, &leg.out_receipt}) {
+      RETURN_IF_ERROR(wait(*transfer));
     }
   }
   return absl::OkStatus();
@@ -270,32 +299,33 @@ absl::Status HostCommunicator::Exchange(const CollectiveOp& op, int phase, std::
   }
   // The transfer that failed first may only be the first that was looked at, and its peer may have
   // given up because of another: see how it stands with each. Of peers that are only late, one that
-  // never began the operation is more to blame than one that is itself held up in it.
+  // has not sent is more to blame than one that has not taken what was sent to it, as that may be
+  // held up itself.
   std::vector<int> gone;
   std::vector<int> silent;
-  size_t silent_stage = 4;
+  int silent_stage = 2;
   const auto note = [](std::vector<int>& peers, int peer) {
     if (std::find(peers.begin(), peers.end(), peer) == peers.end()) peers.push_back(peer);
   };
+  // An error is told once, so the transfer that failed says nothing more of it.
+  if (first.code() == absl::StatusCode::kUnavailable) gone = PeersOfError(first);
   for (Leg& leg : legs) {
-    Transfer* const stages[] = {leg.in_header.get(), leg.in_payload.get(), leg.out_header.get(),
-                                leg.out_payload.get()};
-    for (size_t stage = 0; stage < 4; ++stage) {
-      if (stages[stage] == nullptr) continue;
-      const absl::Status status = stages[stage]->Wait(absl::InfinitePast());
+    const std::pair<Transfer*, int> stages[] = {{leg.in_header.get(), 0},
+                                                {leg.in_payload.get(), 0},
+                                                {leg.in_receipt.get(), 1},
+                                                {leg.out_header.get(), 1},
+                                                {leg.out_payload.get(), 1}};
+    for (const auto& [transfer, stage] : stages) {
+      if (transfer == nullptr) continue;
+      const absl::Status status = transfer->Wait(absl::InfinitePast());
       if (status.code() == absl::StatusCode::kUnavailable) note(gone, leg.peer);
-      if (status.code() != absl::StatusCode::kDeadlineExceeded) continue;
+      if (status.code() != absl::StatusCode::kDeadlineExceeded || stage > silent_stage) continue;
       if (stage < silent_stage) silent.clear();
-      silent_stage = std::min(silent_stage, stage);
-      if (stage == silent_stage) note(silent, leg.peer);
+      silent_stage = stage;
+      note(silent, leg.peer);
     }
   }
-  // A message that could not even be posted has left nothing to look at.
-  if (gone.empty() && silent.empty()) {
-    for (int peer : PeersOfError(first)) {
-      note(first.code() == absl::StatusCode::kUnavailable ? gone : silent, peer);
-    }
-  }
+  if (gone.empty() && silent.empty()) silent = PeersOfError(first);
   std::erase_if(silent, [&gone](int peer) {
     return std::find(gone.begin(), gone.end(), peer) != gone.end();
   });

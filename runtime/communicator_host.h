@@ -4,9 +4,10 @@
 //   auto communicator = std::make_unique<HostCommunicator>(spec, std::make_unique<MyTransport>());
 //
 // Every pair of ranks exchanges its part directly, so that an error knows its peer, Abort wakes
-// what waits, and no buffer is in use after a call. Before its bytes, each rank tells a peer the
-// operation, sequence number and sizes: ranks that are out of step fail with INTERNAL and both
-// operations, and nothing is ever written past a buffer or paired with the wrong operation.
+// what waits, and no buffer is in use after a call. Beside its bytes, each rank tells a peer the
+// operation, sequence number and sizes, and the bytes travel under a tag made from these: ranks
+// that are out of step fail with INTERNAL and both operations, and bytes are never taken for those
+// of another operation or size.
 //
 // Thread-safety and errors as in runtime/communicator.h.
 #pragma once
@@ -34,16 +35,14 @@ class Transfer {
   virtual absl::Status Wait(absl::Time deadline) = 0;
 };
 
-// Ordered messages between two ranks on two lanes. A message is received with the size with which
-// it was sent. All but Interrupt on one thread.
+// Messages between two ranks, matched by tag (from 0 to 2^31 - 1) and, with equal tags, by order.
+// Sizes must match too. All but Interrupt on one thread.
 class Transport {
  public:
-  enum class Lane { kHeader, kPayload };
-
   virtual ~Transport() = default;
-  virtual absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, Lane lane, const std::byte* data,
-                                                         int64_t bytes) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, Lane lane, std::byte* data,
+  virtual absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, uint32_t tag,
+                                                         const std::byte* data, int64_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, uint32_t tag, std::byte* data,
                                                             int64_t bytes) = 0;
 
   // Every Wait and every new message fails with ABORTED from now on.

@@ -64,17 +64,17 @@ class GlooTransport : public Transport {
  public:
   explicit GlooTransport(GroupPtr group) : group_(std::move(group)) {}
 
-  absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, Lane lane, const std::byte* data,
+  absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, uint32_t tag, const std::byte* data,
                                                  int64_t bytes) override {
     return Post(peer, const_cast<std::byte*>(data), bytes, [&](std::vector<at::Tensor>& tensors) {
-      return group_->send(tensors, peer, static_cast<int>(lane));
+      return group_->send(tensors, peer, static_cast<int>(tag));
     });
   }
 
-  absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, Lane lane, std::byte* data,
+  absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, uint32_t tag, std::byte* data,
                                                     int64_t bytes) override {
     return Post(peer, data, bytes, [&](std::vector<at::Tensor>& tensors) {
-      return group_->recv(tensors, peer, static_cast<int>(lane));
+      return group_->recv(tensors, peer, static_cast<int>(tag));
     });
   }
 

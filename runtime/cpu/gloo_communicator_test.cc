@@ -238,6 +238,30 @@ TEST(GlooFaults, AKilledRankEndsTheGatherOfAllOthersWithinSeconds) {
   }
 }
 
+// One way only, so that the sender has nothing to receive by which it would notice.
+TEST(GlooFaults, AKilledReceiverOrSenderEndsTheTransferOfTheOther) {
+  for (int victim : {0, 1}) {
+    SCOPED_TRACE(absl::StrCat("victim ", victim));
+    Ranks ranks(2, absl::Hours(1), [](const RankContext& context) -> absl::Status {
+      auto group = context.Join();
+      if (!group.ok()) return group.status();
+      Bytes data(32 << 20);
+      absl::Status status;
+      while (status.ok()) {
+        context.Progress();
+        status = (*group)->Broadcast(absl::MakeSpan(data), 0);
+      }
+      return status;
+    });
+    for (int rank : {0, 1}) ranks.AwaitProgress(rank, 4);
+    const absl::Time killed = ranks.Signal(victim, SIGKILL);
+    const Report report = ranks.Await(1 - victim);
+    EXPECT_EQ(report.code, Code(absl::StatusCode::kUnavailable)) << report.message;
+    EXPECT_THAT(report.peers, testing::ElementsAre(victim)) << report.message;
+    EXPECT_LT(report.at - killed, absl::Seconds(10));
+  }
+}
+
 TEST(GlooFaults, AStoppedRankEndsTheGatherOfAllOthersAtTheDeadline) {
   constexpr absl::Duration kTimeout = absl::Seconds(2);
   Ranks ranks(3, kTimeout,

@@ -18,11 +18,10 @@
 namespace dlo {
 namespace {
 
-using Lane = Transport::Lane;
-
 // A message that its sender keeps in place until a receiver has copied it.
 struct Message {
   enum class State { kPosted, kCopying, kDone };
+  uint32_t tag;
   const std::byte* data;
   int64_t bytes;
   State state = State::kPosted;
@@ -36,11 +35,9 @@ struct Group {
         joined(group_size),
         closed(group_size),
         interrupted(group_size),
-        queues(2 * group_size * group_size) {}
+        queues(group_size * group_size) {}
 
-  std::deque<Message*>& Queue(int from, int to, Lane lane) {
-    return queues[(from * size + to) * 2 + (lane == Lane::kPayload ? 1 : 0)];
-  }
+  std::deque<Message*>& Queue(int from, int to) { return queues[from * size + to]; }
 
   // False if the deadline passed first.
   template <typename Condition>
@@ -73,17 +70,17 @@ absl::Status Interrupted() { return absl::AbortedError("interrupted"); }
 
 class SendTransfer : public Transfer {
  public:
-  SendTransfer(std::shared_ptr<Group> group, int rank, int peer, Lane lane, const std::byte* data,
-               int64_t bytes)
-      : group_(std::move(group)), rank_(rank), peer_(peer), lane_(lane), message_{data, bytes} {
+  SendTransfer(std::shared_ptr<Group> group, int rank, int peer, uint32_t tag,
+               const std::byte* data, int64_t bytes)
+      : group_(std::move(group)), rank_(rank), peer_(peer), message_{tag, data, bytes} {
     std::lock_guard<std::mutex> lock(group_->mutex);
-    group_->Queue(rank_, peer_, lane_).push_back(&message_);
+    group_->Queue(rank_, peer_).push_back(&message_);
     group_->changed.notify_all();
   }
 
   ~SendTransfer() override {
     std::unique_lock<std::mutex> lock(group_->mutex);
-    std::deque<Message*>& queue = group_->Queue(rank_, peer_, lane_);
+    std::deque<Message*>& queue = group_->Queue(rank_, peer_);
     queue.erase(std::remove(queue.begin(), queue.end(), &message_), queue.end());
     group_->changed.wait(lock, [this] { return message_.state != Message::State::kCopying; });
   }
@@ -105,36 +102,33 @@ class SendTransfer : public Transfer {
   const std::shared_ptr<Group> group_;
   const int rank_;
   const int peer_;
-  const Lane lane_;
   Message message_;  // guarded by group_->mutex
 };
 
 class ReceiveTransfer : public Transfer {
  public:
-  ReceiveTransfer(std::shared_ptr<Group> group, int rank, int peer, Lane lane, std::byte* data,
+  ReceiveTransfer(std::shared_ptr<Group> group, int rank, int peer, uint32_t tag, std::byte* data,
                   int64_t bytes)
-      : group_(std::move(group)),
-        rank_(rank),
-        peer_(peer),
-        lane_(lane),
-        data_(data),
-        bytes_(bytes) {}
+      : group_(std::move(group)), rank_(rank), peer_(peer), tag_(tag), data_(data), bytes_(bytes) {}
 
   absl::Status Wait(absl::Time deadline) override {
     std::unique_lock<std::mutex> lock(group_->mutex);
-    std::deque<Message*>& queue = group_->Queue(peer_, rank_, lane_);
+    std::deque<Message*>& queue = group_->Queue(peer_, rank_);
+    auto found = queue.end();
     const bool in_time = group_->WaitFor(lock, deadline, [&] {
-      return !queue.empty() || group_->closed[peer_] || group_->interrupted[rank_];
+      found = std::find_if(queue.begin(), queue.end(),
+                           [this](const Message* message) { return message->tag == tag_; });
+      return found != queue.end() || group_->closed[peer_] || group_->interrupted[rank_];
     });
     if (group_->interrupted[rank_]) return Interrupted();
-    if (queue.empty()) return in_time ? Gone(peer_) : Late(peer_);
-    Message* message = queue.front();
+    if (found == queue.end()) return in_time ? Gone(peer_) : Late(peer_);
+    Message* message = *found;
     if (message->bytes != bytes_) {
       return PeerError(
           absl::StatusCode::kInternal, {peer_},
           absl::StrCat("peer ", peer_, " sent ", message->bytes, " bytes, not ", bytes_));
     }
-    queue.pop_front();
+    queue.erase(found);
     message->state = Message::State::kCopying;
     lock.unlock();
     std::memcpy(data_, message->data, bytes_);
@@ -148,7 +142,7 @@ class ReceiveTransfer : public Transfer {
   const std::shared_ptr<Group> group_;
   const int rank_;
   const int peer_;
-  const Lane lane_;
+  const uint32_t tag_;
   std::byte* const data_;
   const int64_t bytes_;
 };
@@ -158,13 +152,13 @@ class ThreadTransport : public Transport {
   ThreadTransport(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
   ~ThreadTransport() override { Mark(group_->closed); }
 
-  absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, Lane lane, const std::byte* data,
+  absl::StatusOr<std::unique_ptr<Transfer>> Send(int peer, uint32_t tag, const std::byte* data,
                                                  int64_t bytes) override {
-    return std::make_unique<SendTransfer>(group_, rank_, peer, lane, data, bytes);
+    return std::make_unique<SendTransfer>(group_, rank_, peer, tag, data, bytes);
   }
-  absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, Lane lane, std::byte* data,
+  absl::StatusOr<std::unique_ptr<Transfer>> Receive(int peer, uint32_t tag, std::byte* data,
                                                     int64_t bytes) override {
-    return std::make_unique<ReceiveTransfer>(group_, rank_, peer, lane, data, bytes);
+    return std::make_unique<ReceiveTransfer>(group_, rank_, peer, tag, data, bytes);
   }
   void Interrupt() override { Mark(group_->interrupted); }
   void Close() override { Mark(group_->closed); }
