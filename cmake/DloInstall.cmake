@@ -1,7 +1,7 @@
 # What `cmake --install BUILD --prefix P` lays out; the tree can be moved afterwards:
 #   P/bin        dlo-serve, dlo-worker, dlo-client
 #   P/lib/dlo    libtorch and the libraries it brings, libdlo_cuda.so where it was built
-#   P/share/dlo  the demo model and the configurations
+#   P/share/dlo  the demo model, which dlo-serve serves when told no other
 foreach(program dlo-serve dlo-worker dlo-client)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION bin)
@@ -29,4 +29,3 @@ if(DLO_TORCH)
 endif()
 
 install(DIRECTORY assets/shapes DESTINATION share/dlo)
-install(FILES README.md DESTINATION share/dlo)

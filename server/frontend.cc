@@ -13,9 +13,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "server/status_details.h"
+#include "server/unix_socket.h"
 
 namespace dlo {
 namespace {
@@ -48,6 +50,9 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 
 absl::Status Frontend::Listen() {
+  if (absl::string_view path = options_.listen; absl::ConsumePrefix(&path, "unix:")) {
+    RETURN_IF_ERROR(CheckSocketFree(std::string(path)));
+  }
   grpc::ServerBuilder links;
   links.RegisterService(&links_);
   link_server_ = links.BuildAndStart();
