@@ -66,7 +66,7 @@ TEST(CudaDevice, OpensOrSaysWhatIsMissing) {
     EXPECT_EQ((*device)->kind(), DeviceKind::kCuda);
   } else {
     EXPECT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(device.status().message(), testing::ContainsRegex("cuda|CUDA"));
+    EXPECT_THAT(std::string(device.status().message()), testing::ContainsRegex("cuda|CUDA"));
   }
 }
 
