@@ -88,6 +88,7 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
 
 std::vector<HostBlock> ComponentWeights::host_blocks() const {
   std::vector<HostBlock> blocks;
+  blocks.reserve(host_.size());
   for (const HostResident& block : host_) {
     blocks.push_back({.layout = block.layout, .bytes = block.weights->data()});
   }

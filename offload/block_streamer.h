@@ -63,7 +63,7 @@ struct StreamerStats {
   int64_t fabric_bytes = 0;  // received from other ranks
 };
 
-class BlockStreamer : private LeaseOwner {
+class BlockStreamer final : private LeaseOwner {
  public:
   // `rings[r]` holds the streamed blocks of ring r; what `bytes` and `pieces` point to outlives the
   // streamer. With `communicator` (its size is the group's) the host blocks are shards and blocks
