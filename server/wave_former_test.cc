@@ -241,7 +241,6 @@ TEST(WaveFormerTest, EveryWaveIsLedByTheOldestRequestAndKeysFindTheirCompany) {
     EXPECT_GE(load.fill, fill_min);
     RecordProperty(absl::StrCat("fill_at_", static_cast<int>(rate * 100), "_percent"),
                    absl::StrCat(load.fill));
-    printf("fill at %.0f%% load, 5 keys, 4 replicas: %.3f\n", rate * 100, load.fill);
   }
 }
 
