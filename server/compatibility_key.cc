@@ -19,27 +19,23 @@ bool AllFinite(const nlohmann::json& value) {
 
 }  // namespace
 
-absl::StatusOr<std::string> CompatibilityKey(WaveCompatibility compatibility,
-                                             const VideoSettings& settings,
+absl::StatusOr<std::string> CompatibilityKey(const VideoSettings& settings,
                                              v1::OutputFormat output_format,
                                              const nlohmann::json& extras) {
-  nlohmann::json key = {{"steps", settings.num_inference_steps},
+  nlohmann::json key = {{"width", settings.width},
+                        {"height", settings.height},
+                        {"frames", settings.num_frames},
+                        {"fps", settings.fps},
+                        {"steps", settings.num_inference_steps},
                         {"solver", settings.solver},
                         {"flow_shift", settings.flow_shift},
                         {"guided", settings.guidance_scale > 1},
+                        {"guidance_scale", settings.guidance_scale},
                         // Of the second expert; null for a model that has none.
-                        {"guided_2", nullptr},
+                        {"guidance_scale_2", nullptr},
+                        {"output_format", static_cast<int>(output_format)},
                         {"extras", extras}};
-  if (settings.guidance_scale_2) key["guided_2"] = *settings.guidance_scale_2 > 1;
-  if (compatibility == WaveCompatibility::kStrict) {
-    key["width"] = settings.width;
-    key["height"] = settings.height;
-    key["frames"] = settings.num_frames;
-    key["fps"] = settings.fps;
-    key["guidance_scale"] = settings.guidance_scale;
-    if (settings.guidance_scale_2) key["guidance_scale_2"] = *settings.guidance_scale_2;
-    key["output_format"] = static_cast<int>(output_format);
-  }
+  if (settings.guidance_scale_2) key["guidance_scale_2"] = *settings.guidance_scale_2;
   if (!AllFinite(key)) {
     return absl::InvalidArgumentError("settings or extra: a number is not finite");
   }

@@ -1,11 +1,11 @@
 // Which requests may share a wave, as a text: equal keys may.
 //
-//   ASSIGN_OR_RETURN(std::string key, CompatibilityKey(WaveCompatibility::kStrict, spec.settings,
-//                                                      spec.output_format, extras));
+//   ASSIGN_OR_RETURN(std::string key,
+//                    CompatibilityKey(spec.settings, spec.output_format, extras));
 //
-// Ranks that gather each other's weights must ask for the same blocks in the same order, so the key
-// holds what the order can depend on, after every default has been applied: what a client left out
-// and what it spelled out compare equal. Prompt, negative prompt and seed are no part of it, as
+// Ranks that gather each other's weights must ask for the same blocks in the same order. The key
+// holds more than that order depends on, after every default has been applied: what a client left
+// out and what it spelled out compare equal. Prompt, negative prompt and seed are no part of it, as
 // nothing they say changes what is asked of the weights: whether guidance runs follows from its
 // scale alone. Stateless; any thread.
 #pragma once
@@ -20,18 +20,14 @@
 namespace dlo {
 
 enum class WaveCompatibility {
-  // All settings but the seed, the output format and the model's extra parameters: the members of a
-  // wave take the same time.
-  kStrict,
-  // Only what the order of blocks can depend on: steps, solver, shift and which guidance runs.
-  // Shapes may differ, so more requests find company and the fast ones wait for the slowest.
-  kSchedule,
+  kStrict,   // by CompatibilityKey: the members of a wave take the same time
+  kSchedule  // by their visit plans' digests alone: shapes may differ, so more requests find
+             // company, and the fast ones wait for the slowest
 };
 
-// Canonical JSON. INVALID_ARGUMENT if a value has no JSON: a number that is not finite, a text that
-// is not UTF-8.
-absl::StatusOr<std::string> CompatibilityKey(WaveCompatibility compatibility,
-                                             const VideoSettings& settings,
+// Canonical JSON of all settings but the seed, the output format and the model's extra parameters.
+// INVALID_ARGUMENT if a value has no JSON: a number that is not finite, a text that is not UTF-8.
+absl::StatusOr<std::string> CompatibilityKey(const VideoSettings& settings,
                                              v1::OutputFormat output_format,
                                              const nlohmann::json& extras);
 

@@ -270,8 +270,9 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
                                              "\" is in flight; choose another or leave it empty")));
   }
   const absl::StatusOr<std::string> key =
-      CompatibilityKey(options_.compatibility, job->spec.settings, job->spec.output_format,
-                       /*extras=*/nlohmann::json::object());
+      options_.wave_key ? options_.wave_key(job->spec)
+                        : CompatibilityKey(job->spec.settings, job->spec.output_format,
+                                           /*extras=*/nlohmann::json::object());
   if (!key.ok()) return End(job, ToGrpcStatus(key.status()));
   if (!former_.Add({job->spec.id, *key, job->spec.deadline}, absl::Now(), FreeCapacity())) {
     return End(job, QueueFullStatus(

@@ -53,7 +53,8 @@ struct SchedulerOptions {
   int max_waiting = 64;  // jobs in the queue, those that run not counted
   // How long the first job of a wave waits for others, in collective domains.
   absl::Duration max_wait = absl::Milliseconds(500);
-  WaveCompatibility compatibility = WaveCompatibility::kStrict;
+  // Equal texts may share a wave; by default those of CompatibilityKey.
+  std::function<absl::StatusOr<std::string>(const JobSpec&)> wave_key;
   WaveLimits wave_limits;
   // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
   // job.

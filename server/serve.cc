@@ -26,6 +26,7 @@
 #include "base/topology.h"
 #include "loader/model_path.h"
 #include "models/model_card.h"
+#include "models/model_plan.h"
 #include "proto/build_id.h"
 #include "server/frontend.h"
 
@@ -90,9 +91,11 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
                                                   const InstallLayout& layout) {
   ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
   FrontendOptions options;
-  options.domains = DispatchDomains(topology, WeightTransfer::kNone);
+  options.domains =
+      DispatchDomains(topology, config.offload.transfer == ServeConfig::Transfer::kRankLocal
+                                    ? WeightTransfer::kRankLocal
+                                    : WeightTransfer::kNone);
   options.scheduler.max_wait = config.wave.max_wait;
-  options.scheduler.compatibility = config.wave.compatibility;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
@@ -122,8 +125,16 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card, ReadModelCard(model));
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
+  std::shared_ptr<const ModelCard> shared_card = std::move(card);
+  if (config.wave.compatibility == WaveCompatibility::kSchedule) {
+    options.scheduler.wave_key =
+        [card = shared_card](const JobSpec& spec) -> absl::StatusOr<std::string> {
+      ASSIGN_OR_RETURN(const VisitPlan plan, VisitPlanOf(*card, spec.settings));
+      return plan.digest();
+    };
+  }
   options.on_failure = [end](absl::Status failure) { end->Fail(std::move(failure)); };
-  return Frontend::Start(std::move(options), std::move(card));
+  return Frontend::Start(std::move(options), std::move(shared_card));
 }
 
 // The kernel kills the workers with us and everything else of ours is unnamed; only a listening

@@ -118,8 +118,8 @@ ConfigSchema ServeSchema(const std::string& default_model) {
        .flag = "--wave-compatibility",
        .fallback = "strict",
        .allowed = {"strict", "schedule"},
-       .help = "who may share a wave; strict: all settings equal but the seed; schedule: steps, "
-               "solver, shift and guidance on or off, so that the fast wait for the slow"},
+       .help = "who may share a wave; strict: requests whose settings are equal but for the seed; "
+               "schedule: all that walk the blocks alike, so that the fast wait for the slow"},
       {.key = "wave.stall_timeout",
        .type = ConfigType::kDuration,
        .flag = "--wave-stall-timeout",

@@ -282,6 +282,27 @@ INSTANTIATE_TEST_SUITE_P(All, WaveFaultTest, testing::ValuesIn(Faults()), [](con
          std::to_string(fault.victim) + "Of" + std::to_string(fault.replicas);
 });
 
+TEST(WavesTest, ANeighbourThatDoesNotEndIsKilledAfterTheGrace) {
+  FrontendHarness harness;
+  UseJoined(harness, 2);
+  harness.options().supervisor.kill_grace = absl::Milliseconds(300);
+  harness.Start();
+  Calls running = Send(harness, "hold_step=1:" + harness.Path("never"), 2);
+  for (auto& call : running) ASSERT_TRUE(call->ReadUntilStep(1));
+  Calls waiting = Send(harness, "x", 2);
+  for (auto& call : waiting) ASSERT_TRUE(call->ReadUntilState(v1::JOB_STATE_QUEUED));
+  const absl::Time start = absl::Now();
+  ASSERT_EQ(kill(FrontendHarness::WorkerPid(0), SIGSTOP), 0);
+  ASSERT_EQ(kill(FrontendHarness::WorkerPid(1), SIGKILL), 0);
+  for (auto& call : running) {
+    const auto info = Detail<google::rpc::ErrorInfo>(call->Finish());
+    EXPECT_EQ(info.metadata().at("rank"), "1");
+  }
+  // The clients hear of it at once, the new domain waits for the end of the old one.
+  ExpectAllServed(std::move(waiting));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
+}
+
 TEST(WavesTest, ARankThatIsAliveAndGetsNowhereIsBlamed) {
   FrontendHarness harness;
   UseJoined(harness, 2);
