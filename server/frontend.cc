@@ -25,6 +25,13 @@ namespace {
 // How long calls that were ended may take to reach their clients.
 constexpr absl::Duration kFlushTime = absl::Seconds(2);
 
+FrontendOptions WithDomains(FrontendOptions options) {
+  options.links.num_ranks = CountRanks(options.domains);
+  options.scheduler.domains = options.domains;
+  options.supervisor.domains = options.domains;
+  return options;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions options,
@@ -41,11 +48,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions option
 }
 
 Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card)
-    : options_(std::move(options)),
+    : options_(WithDomains(std::move(options))),
       links_(options_.links, this),
-      scheduler_(options_.scheduler, &links_),
+      scheduler_(SchedulerOptionsWithHook(), &links_),
       service_(std::move(card), &scheduler_),
-      rank_ready_(options_.supervisor.num_ranks, false) {}
+      domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 
@@ -79,15 +86,24 @@ absl::Status Frontend::Listen() {
   return absl::OkStatus();
 }
 
+SchedulerOptions Frontend::SchedulerOptionsWithHook() {
+  SchedulerOptions options = options_.scheduler;
+  // There is a supervisor by the time that a wave runs.
+  options.on_overdue = [this](int domain, RankLoss loss) {
+    supervisor_->Condemn(domain, std::move(loss));
+  };
+  return options;
+}
+
 void Frontend::StartWorkers() {
   SupervisorEvents events;
-  events.on_ready = [this](int rank) {
-    scheduler_.OnRankReady(rank);
-    SetRankReady(rank, true);
+  events.on_ready = [this](int domain) {
+    scheduler_.OnDomainReady(domain);
+    SetDomainReady(domain, true);
   };
-  events.on_lost = [this](int rank, RankLoss loss) {
-    SetRankReady(rank, false);
-    scheduler_.OnRankLost(rank, std::move(loss));
+  events.on_lost = [this](int domain, RankLoss loss) {
+    SetDomainReady(domain, false);
+    scheduler_.OnDomainLost(domain, std::move(loss));
   };
   events.on_gave_up = [this](absl::Status status) {
     if (options_.on_failure) options_.on_failure(std::move(status));
@@ -123,14 +139,14 @@ void Frontend::Shutdown(absl::Duration grace) {
   }
 }
 
-void Frontend::SetRankReady(int rank, bool ready) {
+void Frontend::SetDomainReady(int domain, bool ready) {
   bool changed = false;
   bool serving = false;
   {
     absl::MutexLock lock(&mutex_);
-    rank_ready_[rank] = ready;
-    serving = !stopping_ && std::all_of(rank_ready_.begin(), rank_ready_.end(),
-                                        [](bool rank_is_ready) { return rank_is_ready; });
+    domain_ready_[domain] = ready;
+    serving = !stopping_ && std::any_of(domain_ready_.begin(), domain_ready_.end(),
+                                        [](bool is_ready) { return is_ready; });
     changed = serving != serving_;
     serving_ = serving;
   }
@@ -154,6 +170,9 @@ void Frontend::OnStartFailed(int rank, absl::Status why) {
 void Frontend::OnDetached(int rank, uint64_t incarnation, std::string reason) {
   spdlog::debug("rank {}: the worker {}", rank, reason);
   supervisor_->OnDetached(rank, incarnation);
+}
+void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }
 void Frontend::OnProgress(int rank, v1::WaveProgress progress) {
   scheduler_.OnProgress(rank, std::move(progress));

@@ -4,8 +4,9 @@
 //   ASSIGN_OR_RETURN(auto frontend, Frontend::Start(options, card));
 //   frontend->Shutdown(absl::Seconds(30));  // finishes what runs
 //
-// Start returns when the public port listens; health says NOT_SERVING until every rank is ready.
-// Thread-safe.
+// Start returns when the public port listens. Health says SERVING while at least one dispatch
+// domain is ready, which is when a request that comes will be worked on; how many domains there are
+// to work is not its matter. Thread-safe.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -29,6 +30,8 @@ namespace dlo {
 
 struct FrontendOptions {
   std::string listen = "127.0.0.1:0";  // host:port (port 0: any free one) or unix:path
+  // The parts' own counts and domains are set from it.
+  std::vector<DispatchDomain> domains = IndependentReplicas(1);
   SchedulerOptions scheduler;
   SupervisorOptions supervisor;
   WorkerLinkOptions links;
@@ -52,6 +55,9 @@ class Frontend : private LinkEvents {
   // What waits in a rank's result queue for its clients.
   int64_t result_bytes_waiting(int rank) { return links_.result_queue(rank)->bytes(); }
 
+  // Replies that belonged to no running wave.
+  int64_t late_replies() const { return scheduler_.late_replies(); }
+
   // Refuses new requests and ends queued ones at once, finishes what runs within `grace`, ends the
   // rest, stops the workers. Idempotent.
   void Shutdown(absl::Duration grace);
@@ -60,12 +66,14 @@ class Frontend : private LinkEvents {
   Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card);
   absl::Status Listen();
   void StartWorkers();
-  void SetRankReady(int rank, bool ready);
+  void SetDomainReady(int domain, bool ready);
+  SchedulerOptions SchedulerOptionsWithHook();
 
   void OnAttached(int rank) override;
   void OnReady(int rank) override;
   void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
+  void OnHeartbeat(int rank, v1::Heartbeat heartbeat) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
   void OnFinished(int rank, uint64_t wave) override;
   void OnFailed(int rank, v1::WaveFailed failed) override;
@@ -83,7 +91,7 @@ class Frontend : private LinkEvents {
   std::unique_ptr<Supervisor> supervisor_;
 
   absl::Mutex mutex_;
-  std::vector<bool> rank_ready_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> domain_ready_ ABSL_GUARDED_BY(mutex_);
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };

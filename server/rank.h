@@ -10,6 +10,10 @@
 
 namespace dlo {
 
+// Reasons of a loss: the process or its link is gone, or it is alive and gets nowhere.
+inline constexpr char kRankLost[] = "RANK_LOST";
+inline constexpr char kWaveDeadline[] = "WAVE_DEADLINE";
+
 // The way to the ranks. Thread-safe.
 class RankLinks {
  public:
@@ -20,11 +24,13 @@ class RankLinks {
   virtual std::shared_ptr<ResultQueue> result_queue(int rank) = 0;
 };
 
-// Why a rank is gone.
+// Why a rank, and with it its dispatch domain, is gone.
 struct RankLoss {
+  int rank = -1;      // to blame
   std::string cause;  // for people, e.g. "was killed by signal 9"
   std::optional<int> signal;
   std::optional<int> exit_code;
+  std::string reason = kRankLost;  // of the ErrorInfo
 };
 
 }  // namespace dlo

@@ -105,6 +105,11 @@ std::optional<uint64_t> ResultQueue::StalledSince(absl::Time since) const {
   return largest->first;
 }
 
+bool ResultQueue::holds_back() const {
+  absl::MutexLock lock(&mutex_);
+  return producer_waits_;
+}
+
 int64_t ResultQueue::bytes() const {
   absl::MutexLock lock(&mutex_);
   return bytes_;

@@ -62,6 +62,9 @@ class ResultQueue {
   // `since`.
   std::optional<uint64_t> StalledSince(absl::Time since) const;
 
+  // Whether the producer waits for clients to take something.
+  bool holds_back() const;
+
   int64_t bytes() const;
   int messages() const;
   int64_t dropped() const;  // items of waves that were not open

@@ -13,7 +13,6 @@
 namespace dlo {
 namespace {
 
-constexpr size_t kStepsAveraged = 8;
 constexpr absl::Duration kStallCheckInterval = absl::Seconds(1);
 // Submissions that the thread has not looked at yet; beyond it the caller is refused without it.
 constexpr int kSubmissionsInInboxMax = 4096;
@@ -23,12 +22,12 @@ grpc::Status ShuttingDown() {
                           "the server is shutting down; send the request again");
 }
 
-grpc::Status RankLostStatus(int rank, const RankLoss& loss) {
-  std::map<std::string, std::string> metadata = {{"rank", absl::StrCat(rank)}};
+grpc::Status LostStatus(const RankLoss& loss) {
+  std::map<std::string, std::string> metadata = {{"rank", absl::StrCat(loss.rank)}};
   if (loss.signal) metadata["signal"] = absl::StrCat(*loss.signal);
   if (loss.exit_code) metadata["exit_code"] = absl::StrCat(*loss.exit_code);
-  return StatusWithReason(grpc::StatusCode::UNAVAILABLE, "RANK_LOST",
-                          absl::StrCat("the worker of rank ", rank, " ", loss.cause,
+  return StatusWithReason(grpc::StatusCode::UNAVAILABLE, loss.reason,
+                          absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause,
                                        "; it is being restarted, send the request again"),
                           metadata);
 }
@@ -39,10 +38,32 @@ v1::ToWorker CancelMessage(uint64_t wave) {
   return message;
 }
 
+bool AnyCollective(const std::vector<DispatchDomain>& domains) {
+  return std::any_of(domains.begin(), domains.end(),
+                     [](const DispatchDomain& domain) { return domain.collective(); });
+}
+
 }  // namespace
 
 Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
-    : options_(options), links_(links), ranks_(options.num_ranks), thread_([this] { Loop(); }) {}
+    : options_(std::move(options)),
+      links_(links),
+      domains_(options_.domains.size()),
+      places_(CountRanks(options_.domains)),
+      former_({.max_waiting = options_.max_waiting,
+               .max_wait =
+                   AnyCollective(options_.domains) ? options_.max_wait : absl::ZeroDuration()}) {
+  for (size_t d = 0; d < domains_.size(); ++d) {
+    domains_[d].ranks = options_.domains[d];
+    const std::vector<std::vector<int>>& replicas = domains_[d].ranks.replicas;
+    for (size_t i = 0; i < replicas.size(); ++i) {
+      for (int rank : replicas[i]) {
+        places_[rank] = {static_cast<int>(d), static_cast<int>(i), rank == replicas[i].front()};
+      }
+    }
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
 
 Scheduler::~Scheduler() {
   {
@@ -70,15 +91,26 @@ void Scheduler::Release(std::shared_ptr<Job> job) {
   Post([this, job = std::move(job)] { HandleRelease(job); });
 }
 
-void Scheduler::OnRankReady(int rank) {
-  Post([this, rank] {
-    ranks_[rank].ready = true;
+void Scheduler::OnDomainReady(int domain) {
+  Post([this, domain] {
+    domains_[domain].ready = true;
+    domains_[domain].free_since = absl::Now();
     Dispatch();
   });
 }
 
-void Scheduler::OnRankLost(int rank, RankLoss loss) {
-  Post([this, rank, loss = std::move(loss)] { HandleRankLost(rank, loss); });
+void Scheduler::OnDomainLost(int domain, RankLoss loss) {
+  Post([this, domain, loss = std::move(loss)] { HandleDomainLost(domain, loss); });
+}
+
+void Scheduler::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  if (heartbeat.wave_id() == 0) return;
+  Post([this, rank, heartbeat = std::move(heartbeat)] {
+    const RankPlace& place = places_[rank];
+    std::optional<RunningWave>& wave = domains_[place.domain].wave;
+    if (!place.primary || !wave || wave->id() != heartbeat.wave_id()) return;
+    wave->NoteCounter(place.replica, heartbeat.work_done(), absl::Now());
+  });
 }
 
 void Scheduler::OnProgress(int rank, v1::WaveProgress progress) {
@@ -86,17 +118,7 @@ void Scheduler::OnProgress(int rank, v1::WaveProgress progress) {
 }
 
 void Scheduler::OnFinished(int rank, uint64_t wave) {
-  Post([this, rank, wave] {
-    Rank& r = ranks_[rank];
-    if (r.wave != wave) return;
-    if (r.job != nullptr) {
-      const absl::Duration run_time = absl::Now() - FromProto(r.job->snapshot.start_time());
-      mean_run_time_ =
-          mean_run_time_ == absl::ZeroDuration() ? run_time : mean_run_time_ * 0.8 + run_time * 0.2;
-    }
-    FreeRank(r);
-    Dispatch();
-  });
+  Post([this, rank, wave] { HandleFinished(rank, wave); });
 }
 
 void Scheduler::OnFailed(int rank, v1::WaveFailed failed) {
@@ -106,14 +128,16 @@ void Scheduler::OnFailed(int rank, v1::WaveFailed failed) {
 void Scheduler::Drain() {
   Post([this] {
     draining_ = true;
-    const std::deque<std::shared_ptr<Job>> waiting = std::exchange(waiting_, {});
-    for (const std::shared_ptr<Job>& job : waiting) End(job, ShuttingDown());
+    for (const std::string& id : former_.TakeAll()) {
+      const std::shared_ptr<Job> job = active_.at(id);
+      End(job, ShuttingDown());
+    }
   });
 }
 
 void Scheduler::EndAll(grpc::Status status) {
   Post([this, status = std::move(status)] {
-    waiting_.clear();
+    former_.TakeAll();
     const std::map<std::string, std::shared_ptr<Job>> active = active_;
     for (const auto& [id, job] : active) {
       CancelWave(job);
@@ -156,24 +180,22 @@ void Scheduler::Loop() {
 }
 
 absl::Time Scheduler::NextTimer() const {
-  absl::Time next = next_stall_check_;
-  for (const std::shared_ptr<Job>& job : waiting_) next = std::min(next, job->spec.deadline);
+  absl::Time next = std::min(next_stall_check_, former_.NextDeadline());
+  for (const Domain& domain : domains_) {
+    if (domain.wave) {
+      if (domain.ready) next = std::min(next, domain.wave->NextDeadline());
+    } else if (domain.ready) {
+      next = std::min(next, former_.NextTime(Slot(domain)));
+    }
+  }
   return next;
 }
 
 void Scheduler::RunTimers() {
   const absl::Time now = absl::Now();
-  for (size_t i = 0; i < waiting_.size();) {
-    if (waiting_[i]->spec.deadline > now) {
-      ++i;
-      continue;
-    }
-    const std::shared_ptr<Job> job = waiting_[i];
-    waiting_.erase(waiting_.begin() + i);
-    End(job, grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
-                          "the client's deadline passed while the request was queued"));
-    TellQueuePositions(i);
-  }
+  EndExpired(now);
+  Dispatch();
+  CheckOverdueWaves(now);
   const bool delivering = std::any_of(active_.begin(), active_.end(), [](const auto& entry) {
     return entry.second->source.has_value();
   });
@@ -187,8 +209,40 @@ void Scheduler::RunTimers() {
   }
 }
 
+void Scheduler::EndExpired(absl::Time now) {
+  const std::vector<std::string> expired = former_.TakeExpired(now);
+  for (const std::string& id : expired) {
+    const std::shared_ptr<Job> job = active_.at(id);
+    End(job, grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
+                          "the client's deadline passed while the request was queued"));
+  }
+  if (!expired.empty()) TellQueuePositions(0);
+}
+
+void Scheduler::CheckOverdueWaves(absl::Time now) {
+  for (size_t d = 0; d < domains_.size(); ++d) {
+    Domain& domain = domains_[d];
+    if (!domain.wave || !domain.ready) continue;
+    for (int i = 0; i < domain.wave->num_replicas(); ++i) {
+      // A rank that waits for its client is held back, not stuck.
+      const int primary = domain.ranks.replicas[i].front();
+      if (links_->result_queue(primary)->holds_back()) domain.wave->NoteProgress(i, now);
+    }
+    const std::optional<WaveOverdue> overdue = domain.wave->FindOverdue(now);
+    if (!overdue) continue;
+    // It gets nothing new until it has been restarted.
+    domain.ready = false;
+    if (!options_.on_overdue) continue;
+    options_.on_overdue(static_cast<int>(d),
+                        {.rank = domain.ranks.replicas[overdue->replica].front(),
+                         .cause = overdue->cause,
+                         .reason = kWaveDeadline});
+  }
+}
+
 void Scheduler::CheckStalledClients() {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  for (size_t rank = 0; rank < places_.size(); ++rank) {
+    if (!places_[rank].primary) continue;
     const std::shared_ptr<ResultQueue> queue = links_->result_queue(static_cast<int>(rank));
     const auto wave = queue->StalledSince(absl::Now() - options_.client_stall_timeout);
     if (!wave) continue;
@@ -215,30 +269,30 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
                                 absl::StrCat("request_id \"", job->spec.id,
                                              "\" is in flight; choose another or leave it empty")));
   }
-  const bool rank_idle = std::any_of(ranks_.begin(), ranks_.end(),
-                                     [](const Rank& rank) { return rank.ready && rank.wave == 0; });
-  if (!rank_idle && waiting_.size() >= static_cast<size_t>(options_.max_waiting)) {
+  const absl::StatusOr<std::string> key =
+      options_.wave_key ? options_.wave_key(job->spec)
+                        : CompatibilityKey(job->spec.settings, job->spec.output_format,
+                                           /*extras=*/nlohmann::json::object());
+  if (!key.ok()) return End(job, ToGrpcStatus(key.status()));
+  if (!former_.Add({job->spec.id, *key, job->spec.deadline}, absl::Now(), FreeCapacity())) {
     return End(job, QueueFullStatus(
                         options_.max_waiting,
                         std::max(absl::Seconds(1), absl::Ceil(mean_run_time_, absl::Seconds(1)))));
   }
   active_[job->spec.id] = job;
-  waiting_.push_back(job);
   job->snapshot.set_id(job->spec.id);
   job->snapshot.set_state(v1::JOB_STATE_QUEUED);
   *job->snapshot.mutable_settings() = ToProto(job->spec.settings);
   *job->snapshot.mutable_create_time() = ToProto(job->spec.create_time);
-  job->snapshot.mutable_progress()->set_queue_position(static_cast<int>(waiting_.size()));
+  job->snapshot.mutable_progress()->set_queue_position(static_cast<int>(former_.size()));
   TellSnapshot(*job);
   Dispatch();
 }
 
 void Scheduler::HandleRelease(const std::shared_ptr<Job>& job) {
-  const auto it = std::find(waiting_.begin(), waiting_.end(), job);
-  if (it != waiting_.end()) {
-    const size_t position = it - waiting_.begin();
-    waiting_.erase(it);
-    TellQueuePositions(position);
+  const auto entry = active_.find(job->spec.id);
+  if (entry != active_.end() && entry->second == job) {
+    if (const auto position = former_.Remove(job->spec.id)) TellQueuePositions(*position);
   }
   CancelWave(job);
   Forget(job);
@@ -249,109 +303,170 @@ void Scheduler::Forget(const std::shared_ptr<Job>& job) {
   if (entry != active_.end() && entry->second == job) active_.erase(entry);
 }
 
+RunningWave* Scheduler::FindWave(int rank, uint64_t wave_id) {
+  const RankPlace& place = places_[rank];
+  std::optional<RunningWave>& wave = domains_[place.domain].wave;
+  if (wave && wave->id() == wave_id && place.primary && !wave->replica(place.replica).answered) {
+    return &*wave;
+  }
+  ++late_replies_;
+  spdlog::warn("rank {}: dropped a reply for wave {}, which it does not run", rank, wave_id);
+  return nullptr;
+}
+
+void Scheduler::NoteProgress(int rank, uint64_t wave_id) {
+  const RankPlace& place = places_[rank];
+  std::optional<RunningWave>& wave = domains_[place.domain].wave;
+  if (wave && wave->id() == wave_id) wave->NoteProgress(place.replica, absl::Now());
+}
+
 void Scheduler::HandleProgress(int rank, const v1::WaveProgress& progress) {
-  Rank& r = ranks_[rank];
-  if (r.wave == 0 || r.wave != progress.wave_id() || r.job == nullptr) return;
-  Job& job = *r.job;
+  RunningWave* const wave = FindWave(rank, progress.wave_id());
+  if (wave == nullptr) return;
+  const int replica = places_[rank].replica;
   const absl::Time now = absl::Now();
-  job.snapshot.mutable_progress()->set_step(progress.step());
-  job.snapshot.mutable_progress()->set_num_steps(progress.num_steps());
-  if (job.snapshot.state() != progress.stage()) {
-    job.snapshot.set_state(progress.stage());
-    r.last_step = now;
-    TellSnapshot(job);
+  const std::shared_ptr<Job> job = wave->replica(replica).job;
+  if (job == nullptr) return wave->NoteProgress(replica, now);
+  job->snapshot.mutable_progress()->set_step(progress.step());
+  job->snapshot.mutable_progress()->set_num_steps(progress.num_steps());
+  if (job->snapshot.state() != progress.stage()) {
+    job->snapshot.set_state(progress.stage());
+    wave->NoteStage(replica, progress.stage(), now);
+    TellSnapshot(*job);
     return;
   }
-  r.step_times.push_back(now - r.last_step);
-  if (r.step_times.size() > kStepsAveraged) r.step_times.pop_front();
-  r.last_step = now;
-  absl::Duration sum;
-  for (absl::Duration time : r.step_times) sum += time;
-  const absl::Duration step_time = sum / static_cast<int64_t>(r.step_times.size());
-  v1::Progress* snapshot = job.snapshot.mutable_progress();
+  const absl::Duration step_time =
+      wave->NoteStep(replica, progress.step(), progress.num_steps(), now);
+  v1::Progress* snapshot = job->snapshot.mutable_progress();
   *snapshot->mutable_step_time() = ToProto(step_time);
   *snapshot->mutable_remaining() = ToProto(step_time * (progress.num_steps() - progress.step()));
-  if (auto listener = job.listener.lock()) {
+  if (auto listener = job->listener.lock()) {
     v1::GenerateEvent event;
     *event.mutable_progress() = *snapshot;
     listener->OnEvent(std::move(event));
   }
 }
 
+void Scheduler::HandleFinished(int rank, uint64_t wave_id) {
+  RunningWave* const wave = FindWave(rank, wave_id);
+  if (wave == nullptr) return;
+  RunningWave::Replica& replica = wave->replica(places_[rank].replica);
+  if (replica.job != nullptr) {
+    const absl::Duration run_time = absl::Now() - FromProto(replica.job->snapshot.start_time());
+    mean_run_time_ =
+        mean_run_time_ == absl::ZeroDuration() ? run_time : mean_run_time_ * 0.8 + run_time * 0.2;
+    // From here on the loss of the domain no longer ends the job.
+    replica.job = nullptr;
+  }
+  Answer(rank);
+}
+
 void Scheduler::HandleFailed(int rank, const v1::WaveFailed& failed) {
-  Rank& r = ranks_[rank];
-  if (r.wave == 0 || r.wave != failed.wave_id()) return;
-  const std::shared_ptr<Job> job = r.job;
-  FreeRank(r);
+  RunningWave* const wave = FindWave(rank, failed.wave_id());
+  if (wave == nullptr) return;
+  const std::shared_ptr<Job> job = std::exchange(wave->replica(places_[rank].replica).job, nullptr);
   if (job != nullptr) {
     End(job, StatusWithReason(static_cast<grpc::StatusCode>(failed.code()), failed.reason(),
                               failed.message(), {{"rank", absl::StrCat(rank)}}));
   }
+  Answer(rank);
+}
+
+void Scheduler::Answer(int rank) {
+  const RankPlace& place = places_[rank];
+  Domain& domain = domains_[place.domain];
+  domain.wave->Answer(place.replica);
+  if (!domain.wave->answered()) return;
+  domain.wave.reset();
+  domain.free_since = absl::Now();
   Dispatch();
 }
 
-void Scheduler::HandleRankLost(int rank, const RankLoss& loss) {
-  Rank& r = ranks_[rank];
-  const std::shared_ptr<Job> job = r.job;
-  FreeRank(r);
-  r.ready = false;
-  if (job != nullptr) End(job, RankLostStatus(rank, loss));
+void Scheduler::HandleDomainLost(int domain_index, const RankLoss& loss) {
+  Domain& domain = domains_[domain_index];
+  domain.ready = false;
+  if (!domain.wave) return;
+  for (int i = 0; i < domain.wave->num_replicas(); ++i) {
+    const std::shared_ptr<Job> job = std::exchange(domain.wave->replica(i).job, nullptr);
+    if (job != nullptr) End(job, LostStatus(loss));
+  }
+  domain.wave.reset();
+}
+
+WaveSlot Scheduler::Slot(const Domain& domain) const {
+  return {domain.ranks.capacity(), domain.free_since};
+}
+
+int Scheduler::FreeCapacity() const {
+  int capacity = 0;
+  for (const Domain& domain : domains_) {
+    if (domain.ready && !domain.wave) capacity += domain.ranks.capacity();
+  }
+  return capacity;
 }
 
 void Scheduler::Dispatch() {
   bool started = false;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (waiting_.empty()) break;
-    if (!ranks_[rank].ready || ranks_[rank].wave != 0) continue;
-    const std::shared_ptr<Job> job = waiting_.front();
-    waiting_.pop_front();
-    Start(static_cast<int>(rank), job);
+  for (Domain& domain : domains_) {
+    if (!domain.ready || domain.wave) continue;
+    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now());
+    if (ids.empty()) continue;
+    StartWave(domain, ids);
     started = true;
   }
   if (started) TellQueuePositions(0);
 }
 
-void Scheduler::Start(int rank, const std::shared_ptr<Job>& job) {
-  Rank& r = ranks_[rank];
-  r.wave = next_wave_++;
-  r.job = job;
-  r.step_times.clear();
+void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
+  const uint64_t id = next_wave_++;
+  const std::vector<std::vector<int>>& replicas = domain.ranks.replicas;
+  std::vector<std::shared_ptr<Job>> jobs(replicas.size());
+  for (size_t i = 0; i < ids.size(); ++i) jobs[i] = active_.at(ids[i]);
+  domain.wave.emplace(id, jobs, options_.wave_limits, absl::Now());
+  // Nobody may answer before all is in place to take it.
+  for (size_t i = 0; i < ids.size(); ++i) StartJob(replicas[i].front(), id, jobs[i]);
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    v1::ToWorker message;
+    v1::Assignment* assignment = message.mutable_assignment();
+    assignment->set_wave_id(id);
+    if (jobs[i] == nullptr) {
+      *assignment->mutable_walk()->mutable_settings() = jobs[0]->snapshot.settings();
+    } else {
+      v1::WaveRequest* request = assignment->mutable_request();
+      request->set_job_id(jobs[i]->spec.id);
+      request->set_prompt(jobs[i]->spec.prompt);
+      request->set_negative_prompt(jobs[i]->spec.negative_prompt);
+      *request->mutable_settings() = jobs[i]->snapshot.settings();
+      request->set_output_format(jobs[i]->spec.output_format);
+    }
+    for (int rank : replicas[i]) links_->Send(rank, message);
+  }
+}
+
+void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job) {
   job->rank = rank;
-  job->source = ResultSource{links_->result_queue(rank), r.wave};
+  job->source = ResultSource{links_->result_queue(rank), wave};
   job->snapshot.clear_progress();
   *job->snapshot.mutable_start_time() = ToProto(absl::Now());
-
-  job->source->queue->Open(r.wave, [this, listener = job->listener] {
-    Post([listener] {
+  job->source->queue->Open(wave, [this, rank, wave, listener = job->listener] {
+    Post([this, rank, wave, listener] {
+      NoteProgress(rank, wave);
       if (auto locked = listener.lock()) locked->OnResult();
     });
   });
   if (auto listener = job->listener.lock()) listener->OnStarted(*job->source);
-
-  v1::ToWorker message;
-  v1::Assignment* assignment = message.mutable_assignment();
-  assignment->set_wave_id(r.wave);
-  v1::WaveRequest* request = assignment->mutable_request();
-  request->set_job_id(job->spec.id);
-  request->set_prompt(job->spec.prompt);
-  request->set_negative_prompt(job->spec.negative_prompt);
-  *request->mutable_settings() = job->snapshot.settings();
-  request->set_output_format(job->spec.output_format);
-  links_->Send(rank, std::move(message));
-}
-
-void Scheduler::FreeRank(Rank& rank) {
-  rank.wave = 0;
-  rank.job = nullptr;
 }
 
 void Scheduler::CancelWave(const std::shared_ptr<Job>& job) {
   if (!job->source) return;
   job->source->queue->Close(job->source->wave);
-  Rank& r = ranks_[job->rank];
-  if (r.job != job) return;
-  r.job = nullptr;
-  links_->Send(job->rank, CancelMessage(r.wave));
+  const RankPlace& place = places_[job->rank];
+  Domain& domain = domains_[place.domain];
+  if (!domain.wave || domain.wave->replica(place.replica).job != job) return;
+  domain.wave->replica(place.replica).job = nullptr;
+  for (int rank : domain.ranks.replicas[place.replica]) {
+    links_->Send(rank, CancelMessage(domain.wave->id()));
+  }
 }
 
 void Scheduler::End(const std::shared_ptr<Job>& job, const grpc::Status& status) {
@@ -370,8 +485,8 @@ void Scheduler::TellSnapshot(const Job& job) {
 }
 
 void Scheduler::TellQueuePositions(size_t from) {
-  for (size_t i = from; i < waiting_.size(); ++i) {
-    Job& job = *waiting_[i];
+  for (size_t i = from; i < former_.size(); ++i) {
+    Job& job = *active_.at(former_.id(i));
     job.snapshot.mutable_progress()->set_queue_position(static_cast<int>(i) + 1);
     if (auto listener = job.listener.lock()) {
       v1::GenerateEvent event;

@@ -1,16 +1,27 @@
-// Decides which job runs where and when. One thread owns all of its state; every public method only
+// Decides which jobs run where and when. One thread owns all of its state; every public method only
 // enqueues and returns.
 //
-//   Scheduler scheduler({.num_ranks = 1, .max_waiting = 64}, &links);
+//   Scheduler scheduler({.domains = IndependentReplicas(2), .max_waiting = 64}, &links);
 //   scheduler.Submit(job);           // the listener hears of everything that follows
-//   scheduler.OnRankReady(0);
+//   scheduler.OnDomainReady(0);
 //   ...
 //   scheduler.Release(job);          // nobody is interested any more
 //
-// Jobs wait in one bounded FIFO; each idle and ready rank takes the head. Every submitted job must
-// be released, whether it succeeded, ended or was given up: releasing a waiting job removes it,
-// releasing a running one cancels its wave. A rank whose wave was cancelled is busy until it has
-// answered. `links` outlives the scheduler.
+// Jobs wait in one bounded FIFO. A dispatch domain that is ready and free takes a wave from it, by
+// the rules of wave_former.h: one job for each of its replicas, as far as they go; the other
+// replicas walk the plan. A replica on its own is a domain of one, whose waves are single jobs.
+//
+// A wave runs until each replica has answered. A failure or cancellation is its own job's alone.
+// When a wave is overdue (running_wave.h) the supervisor is asked to restart the domain; when a
+// domain is lost, those of its jobs end that had not answered, with UNAVAILABLE and an ErrorInfo
+// that names the rank to blame, and the jobs in the queue stay.
+//
+// A reply counts if its wave is the one that the domain runs and it comes from a replica's primary
+// rank that has not answered yet; others are dropped and counted.
+//
+// Every submitted job must be released, whether it succeeded, ended or was given up: releasing a
+// waiting job removes it, releasing a running one cancels its part of the wave. `links` outlives
+// the scheduler.
 #pragma once
 
 #include <atomic>
@@ -19,6 +30,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,17 +39,28 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "dlo/v1/worker_link.pb.h"
+#include "server/compatibility_key.h"
+#include "server/dispatch_domain.h"
 #include "server/job.h"
 #include "server/rank.h"
+#include "server/running_wave.h"
+#include "server/wave_former.h"
 
 namespace dlo {
 
 struct SchedulerOptions {
-  int num_ranks = 1;
+  std::vector<DispatchDomain> domains = IndependentReplicas(1);
   int max_waiting = 64;  // jobs in the queue, those that run not counted
+  // How long the first job of a wave waits for others, in collective domains.
+  absl::Duration max_wait = absl::Milliseconds(500);
+  // Equal texts may share a wave; by default those of CompatibilityKey.
+  std::function<absl::StatusOr<std::string>(const JobSpec&)> wave_key;
+  WaveLimits wave_limits;
   // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
   // job.
   absl::Duration client_stall_timeout = absl::Seconds(60);
+  // Told, by the scheduler's thread, that a domain must be restarted.
+  std::function<void(int domain, RankLoss loss)> on_overdue;
 };
 
 class Scheduler {
@@ -53,8 +76,11 @@ class Scheduler {
   void Submit(std::shared_ptr<Job> job);
   void Release(std::shared_ptr<Job> job);
 
-  void OnRankReady(int rank);
-  void OnRankLost(int rank, RankLoss loss);
+  // All ranks of the domain are ready; it is gone, and will be ready again.
+  void OnDomainReady(int domain);
+  void OnDomainLost(int domain, RankLoss loss);
+
+  void OnHeartbeat(int rank, v1::Heartbeat heartbeat);
   void OnProgress(int rank, v1::WaveProgress progress);
   // The WaveFinished itself travels through the result queue, behind the video.
   void OnFinished(int rank, uint64_t wave);
@@ -68,13 +94,21 @@ class Scheduler {
   // Whether every submitted job was released or had ended before `deadline`.
   bool WaitIdle(absl::Time deadline);
 
+  // Replies that belonged to no running wave.
+  int64_t late_replies() const { return late_replies_; }
+
  private:
-  struct Rank {
-    bool ready = false;
-    uint64_t wave = 0;         // that it works on; 0: idle
-    std::shared_ptr<Job> job;  // null: nobody waits for the wave
-    absl::Time last_step;
-    std::deque<absl::Duration> step_times;  // of the last steps
+  struct Domain {
+    DispatchDomain ranks;
+    bool ready = false;  // for a wave; not while its restart is on the way
+    absl::Time free_since = absl::InfinitePast();
+    std::optional<RunningWave> wave;
+  };
+  // Where a rank belongs.
+  struct RankPlace {
+    int domain = 0;
+    int replica = 0;
+    bool primary = false;
   };
 
   void Post(std::function<void()> task);
@@ -85,29 +119,40 @@ class Scheduler {
   void HandleSubmit(const std::shared_ptr<Job>& job);
   void HandleRelease(const std::shared_ptr<Job>& job);
   void HandleProgress(int rank, const v1::WaveProgress& progress);
+  void HandleFinished(int rank, uint64_t wave);
   void HandleFailed(int rank, const v1::WaveFailed& failed);
-  void HandleRankLost(int rank, const RankLoss& loss);
+  void HandleDomainLost(int domain, const RankLoss& loss);
+  WaveSlot Slot(const Domain& domain) const;
+  int FreeCapacity() const;
   void Dispatch();
-  void Start(int rank, const std::shared_ptr<Job>& job);
-  void FreeRank(Rank& rank);
+  void StartWave(Domain& domain, const std::vector<std::string>& ids);
+  void StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job);
+  // The wave that `rank` is to reply to; null, and counted, if `wave` is not it.
+  RunningWave* FindWave(int rank, uint64_t wave);
+  void Answer(int rank);
+  void NoteProgress(int rank, uint64_t wave);
   void Forget(const std::shared_ptr<Job>& job);
   void CancelWave(const std::shared_ptr<Job>& job);
   void End(const std::shared_ptr<Job>& job, const grpc::Status& status);
+  void EndExpired(absl::Time now);
+  void CheckOverdueWaves(absl::Time now);
+  void CheckStalledClients();
   void TellSnapshot(const Job& job);
   void TellQueuePositions(size_t from);
-  void CheckStalledClients();
 
   const SchedulerOptions options_;
   RankLinks* const links_;
   std::atomic<int> submissions_in_inbox_ = 0;
+  std::atomic<int64_t> late_replies_ = 0;
 
   absl::Mutex mutex_;
   std::deque<std::function<void()>> inbox_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool idle_ ABSL_GUARDED_BY(mutex_) = true;
 
-  std::vector<Rank> ranks_;
-  std::deque<std::shared_ptr<Job>> waiting_;
+  std::vector<Domain> domains_;
+  std::vector<RankPlace> places_;  // by rank
+  WaveFormer former_;
   std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released or ended
   uint64_t next_wave_ = 1;
   bool draining_ = false;

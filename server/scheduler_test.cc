@@ -23,9 +23,14 @@ class FakeLinks : public RankLinks {
 
   void Send(int rank, v1::ToWorker message) override {
     absl::MutexLock lock(&mutex_);
-    sent_.push_back(absl::StrCat(
-        rank, message.has_cancel() ? " cancel " : " assign ",
-        message.has_cancel() ? message.cancel().wave_id() : message.assignment().wave_id()));
+    if (message.has_cancel()) {
+      sent_.push_back(absl::StrCat(rank, " cancel ", message.cancel().wave_id()));
+    } else {
+      const v1::Assignment& assignment = message.assignment();
+      sent_.push_back(
+          absl::StrCat(rank, assignment.has_walk() ? " walk " : " assign ", assignment.wave_id(),
+                       assignment.has_walk() ? "" : " " + assignment.request().job_id()));
+    }
   }
   std::shared_ptr<ResultQueue> result_queue(int rank) override { return queues_[rank]; }
 
@@ -62,6 +67,10 @@ class FakeListener : public JobListener {
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&ended_), kTimeout));
     return status_;
   }
+  bool ended() {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
+  }
   std::vector<v1::JobState> states() {
     absl::MutexLock lock(&mutex_);
     return states_;
@@ -75,9 +84,10 @@ class FakeListener : public JobListener {
 };
 
 struct TestJob {
-  explicit TestJob(std::string id) {
+  explicit TestJob(std::string id, int width = 16) {
     JobSpec spec;
     spec.id = std::move(id);
+    spec.settings.width = width;
     job = std::make_shared<Job>(std::move(spec), listener);
   }
   std::shared_ptr<FakeListener> listener = std::make_shared<FakeListener>();
@@ -86,28 +96,28 @@ struct TestJob {
 
 TEST(SchedulerTest, EveryIdleRankTakesTheNextJobAndALossEndsOnlyItsOwn) {
   FakeLinks links(2);
-  Scheduler scheduler({.num_ranks = 2}, &links);
+  Scheduler scheduler({.domains = IndependentReplicas(2)}, &links);
   TestJob a("a"), b("b"), c("c");
   for (const TestJob* job : {&a, &b, &c}) scheduler.Submit(job->job);
-  scheduler.OnRankReady(0);
-  scheduler.OnRankReady(1);
-  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1", "1 assign 2"));
-  scheduler.OnRankLost(0, {.cause = "was killed by signal 9 (Killed)", .signal = 9});
+  scheduler.OnDomainReady(0);
+  scheduler.OnDomainReady(1);
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "1 assign 2 b"));
+  scheduler.OnDomainLost(0, {.rank = 0, .cause = "was killed by signal 9 (Killed)", .signal = 9});
   EXPECT_EQ(a.listener->WaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
   scheduler.OnFinished(1, 2);
-  EXPECT_EQ(links.WaitSent(3).back(), "1 assign 3");
+  EXPECT_EQ(links.WaitSent(3).back(), "1 assign 3 c");
   for (const TestJob* job : {&a, &b, &c}) scheduler.Release(job->job);
   EXPECT_TRUE(scheduler.WaitIdle(absl::Now() + kTimeout));
 }
 
 TEST(SchedulerTest, RepliesWithAnotherWavesIdChangeNothing) {
   FakeLinks links(1);
-  Scheduler scheduler({.num_ranks = 1}, &links);
+  Scheduler scheduler({}, &links);
   TestJob a("a"), b("b");
-  scheduler.OnRankReady(0);
+  scheduler.OnDomainReady(0);
   scheduler.Submit(a.job);
   scheduler.Submit(b.job);
-  EXPECT_THAT(links.WaitSent(1), testing::ElementsAre("0 assign 1"));
+  EXPECT_THAT(links.WaitSent(1), testing::ElementsAre("0 assign 1 a"));
   scheduler.OnFinished(0, 77);
   v1::WaveFailed failed;
   failed.set_wave_id(78);
@@ -120,32 +130,33 @@ TEST(SchedulerTest, RepliesWithAnotherWavesIdChangeNothing) {
   progress.set_stage(v1::JOB_STATE_DECODING);
   scheduler.OnProgress(0, progress);
   scheduler.OnFinished(0, 1);
-  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1", "0 assign 2"));
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "0 assign 2 b"));
+  EXPECT_EQ(scheduler.late_replies(), 3);
   EXPECT_THAT(a.listener->states(),
               testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_DECODING));
 }
 
 TEST(SchedulerTest, ACancelledWaveKeepsItsRankBusyUntilItIsAnswered) {
   FakeLinks links(1);
-  Scheduler scheduler({.num_ranks = 1}, &links);
+  Scheduler scheduler({}, &links);
   TestJob a("a"), b("b");
-  scheduler.OnRankReady(0);
+  scheduler.OnDomainReady(0);
   scheduler.Submit(a.job);
   scheduler.Release(a.job);
   scheduler.Submit(b.job);
-  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1", "0 cancel 1"));
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "0 cancel 1"));
   v1::WaveFailed cancelled;
   cancelled.set_wave_id(1);
   cancelled.set_code(grpc::StatusCode::CANCELLED);
   scheduler.OnFailed(0, cancelled);
-  EXPECT_EQ(links.WaitSent(3).back(), "0 assign 2");
+  EXPECT_EQ(links.WaitSent(3).back(), "0 assign 2 b");
 }
 
 TEST(SchedulerTest, DrainingEndsWhatWaitsRefusesWhatComesAndIsIdleWhenTheRunningJobIsReleased) {
   FakeLinks links(1);
-  Scheduler scheduler({.num_ranks = 1}, &links);
+  Scheduler scheduler({}, &links);
   TestJob running("a"), waiting("b"), late("c");
-  scheduler.OnRankReady(0);
+  scheduler.OnDomainReady(0);
   scheduler.Submit(running.job);
   scheduler.Submit(waiting.job);
   scheduler.Drain();
@@ -159,21 +170,192 @@ TEST(SchedulerTest, DrainingEndsWhatWaitsRefusesWhatComesAndIsIdleWhenTheRunning
 
 TEST(SchedulerTest, AnIdIsFreeAgainAsSoonAsItsJobHasEnded) {
   FakeLinks links(1);
-  Scheduler scheduler({.num_ranks = 1}, &links);
+  Scheduler scheduler({}, &links);
   TestJob first("same"), second("same"), third("same");
-  scheduler.OnRankReady(0);
+  scheduler.OnDomainReady(0);
   scheduler.Submit(first.job);
   scheduler.Submit(second.job);
   EXPECT_EQ(second.listener->WaitEnd().error_code(), grpc::StatusCode::ALREADY_EXISTS);
-  scheduler.OnRankLost(0, {.cause = "exited with code 1"});
-  scheduler.OnRankReady(0);
+  scheduler.OnDomainLost(0, {.rank = 0, .cause = "exited with code 1"});
+  scheduler.OnDomainReady(0);
   EXPECT_EQ(first.listener->WaitEnd().error_code(), grpc::StatusCode::UNAVAILABLE);
   scheduler.Submit(third.job);
   // The first two are released late, as by calls that still have to say goodbye.
   scheduler.Release(first.job);
   scheduler.Release(second.job);
-  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1", "0 assign 2"));
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 same", "0 assign 2 same"));
   EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(20)));
+}
+
+SchedulerOptions Joined(int replicas) {
+  return {.domains = JoinedReplicas(replicas), .max_wait = absl::ZeroDuration()};
+}
+
+v1::WaveFailed Failed(uint64_t wave, grpc::StatusCode code) {
+  v1::WaveFailed failed;
+  failed.set_wave_id(wave);
+  failed.set_code(code);
+  failed.set_reason("TEST");
+  return failed;
+}
+
+TEST(SchedulerTest, AWaveHasARequestOrTheBarePlanForEachReplicaAndEndsWhenAllHaveAnswered) {
+  FakeLinks links(3);
+  Scheduler scheduler(Joined(3), &links);
+  TestJob a("a"), b("b"), c("c");
+  scheduler.Submit(a.job);
+  scheduler.Submit(b.job);
+  scheduler.OnDomainReady(0);
+  EXPECT_THAT(links.WaitSent(3), testing::ElementsAre("0 assign 1 a", "1 assign 1 b", "2 walk 1"));
+  scheduler.Submit(c.job);
+  scheduler.OnFinished(2, 1);
+  scheduler.OnFinished(0, 1);
+  EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(20)));
+  EXPECT_EQ(links.WaitSent(3).size(), 3u);
+  scheduler.OnFinished(1, 1);
+  EXPECT_THAT(links.WaitSent(6), testing::Contains("0 assign 2 c"));
+}
+
+TEST(SchedulerTest, ACancelledOrFailedMemberEndsAloneAndItsNeighboursGoOn) {
+  FakeLinks links(3);
+  Scheduler scheduler(Joined(3), &links);
+  TestJob a("a"), b("b"), c("c"), d("d");
+  for (const TestJob* job : {&a, &b, &c, &d}) scheduler.Submit(job->job);
+  scheduler.OnDomainReady(0);
+  links.WaitSent(3);
+  scheduler.Release(b.job);
+  EXPECT_EQ(links.WaitSent(4).back(), "1 cancel 1");
+  scheduler.OnFailed(2, Failed(1, grpc::StatusCode::RESOURCE_EXHAUSTED));
+  EXPECT_EQ(c.listener->WaitEnd().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  scheduler.OnFailed(1, Failed(1, grpc::StatusCode::CANCELLED));
+  v1::WaveProgress progress;
+  progress.set_wave_id(1);
+  progress.set_stage(v1::JOB_STATE_DENOISING);
+  scheduler.OnProgress(0, progress);
+  scheduler.OnFinished(0, 1);
+  EXPECT_EQ(links.WaitSent(5)[4], "0 assign 2 d");
+  EXPECT_THAT(a.listener->states(),
+              testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_DENOISING));
+  EXPECT_EQ(scheduler.late_replies(), 0);
+}
+
+TEST(SchedulerTest, TheLossOfADomainEndsWhatHasNotAnsweredAndKeepsTheQueue) {
+  FakeLinks links(2);
+  Scheduler scheduler(Joined(2), &links);
+  TestJob a("a"), b("b"), c("c");
+  for (const TestJob* job : {&a, &b, &c}) scheduler.Submit(job->job);
+  scheduler.OnDomainReady(0);
+  links.WaitSent(2);
+  scheduler.OnFinished(0, 1);
+  scheduler.OnDomainLost(0, {.rank = 1, .cause = "exited with code 7", .exit_code = 7});
+  const grpc::Status lost = b.listener->WaitEnd();
+  EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(lost.error_message(), testing::HasSubstr("rank 1 exited with code 7"));
+  // The end of a wave that is gone.
+  scheduler.OnFinished(1, 1);
+  scheduler.OnDomainReady(0);
+  EXPECT_THAT(links.WaitSent(4), testing::Contains("0 assign 2 c"));
+  EXPECT_EQ(scheduler.late_replies(), 1);
+  EXPECT_FALSE(a.listener->ended());
+  EXPECT_FALSE(c.listener->ended());
+}
+
+TEST(SchedulerTest, RepliesFromTheWrongReplicaOrASecondTimeAreDroppedAndCounted) {
+  FakeLinks links(4);
+  // Two replicas of two ranks: 0 and 2 are the primaries (reference row 164).
+  SchedulerOptions options = Joined(2);
+  options.domains = {DispatchDomain{{{0, 1}, {2, 3}}}};
+  Scheduler scheduler(options, &links);
+  TestJob a("a"), b("b");
+  scheduler.Submit(a.job);
+  scheduler.Submit(b.job);
+  scheduler.OnDomainReady(0);
+  EXPECT_THAT(links.WaitSent(4),
+              testing::ElementsAre("0 assign 1 a", "1 assign 1 a", "2 assign 1 b", "3 assign 1 b"));
+  scheduler.OnFinished(1, 1);
+  scheduler.OnFailed(3, Failed(1, grpc::StatusCode::INTERNAL));
+  scheduler.OnFinished(0, 1);
+  scheduler.OnFailed(0, Failed(1, grpc::StatusCode::INTERNAL));
+  EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(20)));
+  EXPECT_EQ(scheduler.late_replies(), 3);
+  EXPECT_FALSE(a.listener->ended());
+  EXPECT_FALSE(b.listener->ended());
+  // A cancellation reaches every rank of the replica and no other.
+  scheduler.Release(b.job);
+  const std::vector<std::string> sent = links.WaitSent(6);
+  EXPECT_THAT(std::vector<std::string>(sent.begin() + 4, sent.end()),
+              testing::ElementsAre("2 cancel 1", "3 cancel 1"));
+}
+
+TEST(SchedulerTest, IncompatibleRequestsRunInWavesOfTheirOwn) {
+  FakeLinks links(2);
+  Scheduler scheduler(Joined(2), &links);
+  TestJob a("a"), wide("wide", 32), b("b");
+  for (const TestJob* job : {&a, &wide, &b}) scheduler.Submit(job->job);
+  scheduler.OnDomainReady(0);
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "1 assign 1 b"));
+  scheduler.OnFinished(0, 1);
+  scheduler.OnFinished(1, 1);
+  EXPECT_THAT(links.WaitSent(4), testing::Contains("0 assign 2 wide"));
+  EXPECT_EQ(links.WaitSent(4)[3], "1 walk 2");
+}
+
+TEST(SchedulerTest, TheFirstRequestWaitsForCompanyInACollectiveDomain) {
+  FakeLinks links(2);
+  SchedulerOptions options = Joined(2);
+  options.max_wait = absl::Seconds(60);
+  Scheduler scheduler(options, &links);
+  TestJob a("a"), b("b");
+  scheduler.OnDomainReady(0);
+  scheduler.Submit(a.job);
+  EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(30)));
+  EXPECT_THAT(links.WaitSent(0), testing::IsEmpty());
+  scheduler.Submit(b.job);
+  EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "1 assign 1 b"));
+}
+
+TEST(SchedulerTest, AWaveWithoutProgressCondemnsItsDomainOnceAndBlamesWhoStoppedFirst) {
+  FakeLinks links(2);
+  absl::Mutex mutex;
+  std::vector<std::pair<int, RankLoss>> overdue;
+  SchedulerOptions options = Joined(2);
+  options.wave_limits.stall_timeout = absl::Milliseconds(100);
+  options.on_overdue = [&](int domain, RankLoss loss) {
+    absl::MutexLock lock(&mutex);
+    overdue.emplace_back(domain, std::move(loss));
+  };
+  Scheduler scheduler(options, &links);
+  TestJob a("a"), b("b"), c("c");
+  for (const TestJob* job : {&a, &b, &c}) scheduler.Submit(job->job);
+  scheduler.OnDomainReady(0);
+  links.WaitSent(2);
+  // Rank 1 works on, rank 0 is only alive.
+  const auto told = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex) { return !overdue.empty(); };
+  const absl::Time end = absl::Now() + kTimeout;
+  for (uint64_t work = 1; absl::Now() < end; ++work) {
+    v1::Heartbeat heartbeat;
+    heartbeat.set_wave_id(1);
+    scheduler.OnHeartbeat(0, heartbeat);
+    heartbeat.set_work_done(work);
+    scheduler.OnHeartbeat(1, heartbeat);
+    absl::MutexLock lock(&mutex);
+    if (mutex.AwaitWithTimeout(absl::Condition(&told), absl::Milliseconds(5))) break;
+  }
+  // It is told once, and the domain gets nothing before it was restarted.
+  scheduler.OnFinished(0, 1);
+  scheduler.OnFinished(1, 1);
+  EXPECT_FALSE(scheduler.WaitIdle(absl::Now() + absl::Milliseconds(150)));
+  EXPECT_EQ(links.WaitSent(2).size(), 2u);
+  {
+    absl::MutexLock lock(&mutex);
+    ASSERT_EQ(overdue.size(), 1u);
+    EXPECT_EQ(overdue[0].first, 0);
+    EXPECT_EQ(overdue[0].second.rank, 0);
+    EXPECT_EQ(overdue[0].second.reason, kWaveDeadline);
+  }
+  scheduler.OnDomainLost(0, {.rank = 0, .cause = "x"});
+  scheduler.OnDomainReady(0);
+  EXPECT_THAT(links.WaitSent(4), testing::Contains("0 assign 2 c"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -22,8 +23,10 @@
 #include "absl/synchronization/mutex.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/topology.h"
 #include "loader/model_path.h"
 #include "models/model_card.h"
+#include "models/model_plan.h"
 #include "proto/build_id.h"
 #include "server/frontend.h"
 
@@ -83,9 +86,17 @@ class EndEvents {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };
 
-FrontendOptions ToFrontendOptions(const ServeConfig& config, const std::filesystem::path& model,
-                                  const InstallLayout& layout) {
+absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
+                                                  const std::filesystem::path& model,
+                                                  const InstallLayout& layout) {
+  ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
   FrontendOptions options;
+  options.domains =
+      DispatchDomains(topology, config.offload.transfer == ServeConfig::Transfer::kRankLocal
+                                    ? WeightTransfer::kRankLocal
+                                    : WeightTransfer::kNone);
+  options.scheduler.max_wait = config.wave.max_wait;
+  options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
   options.links.build_id = BuildId();
@@ -93,12 +104,17 @@ FrontendOptions ToFrontendOptions(const ServeConfig& config, const std::filesyst
   options.supervisor.worker_arguments = {
       absl::StrCat("--model=", model.string()),
       absl::StrCat("--dtype=", std::string(DTypeName(config.model.dtype))),
-      absl::StrCat("--device=", config.device), absl::StrCat("--threads=", config.worker_threads),
-      absl::StrCat("--log-level=", config.log_level)};
+      absl::StrCat("--device=", config.device), absl::StrCat("--log-level=", config.log_level)};
   if (config.offload.transfer == ServeConfig::Transfer::kRankLocal) {
     options.supervisor.worker_arguments.push_back(
         absl::StrCat("--stream-slots=", config.offload.slots));
   }
+  PlacementOptions placement{.num_ranks = topology.world_size(),
+                             .threads = config.worker_threads,
+                             .threads_set = getenv("OMP_NUM_THREADS") != nullptr,
+                             .cuda = config.device == "cuda"};
+  if (const char* devices = getenv("CUDA_VISIBLE_DEVICES")) placement.visible_devices = devices;
+  ASSIGN_OR_RETURN(options.supervisor.placement, PlaceRanks(placement, ReadHostCores()));
   return options;
 }
 
@@ -108,9 +124,17 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   ASSIGN_OR_RETURN(const std::filesystem::path model, ResolveModelPath(config.model.path));
   ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card, ReadModelCard(model));
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
-  FrontendOptions options = ToFrontendOptions(config, model, layout);
+  ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
+  std::shared_ptr<const ModelCard> shared_card = std::move(card);
+  if (config.wave.compatibility == WaveCompatibility::kSchedule) {
+    options.scheduler.wave_key =
+        [card = shared_card](const JobSpec& spec) -> absl::StatusOr<std::string> {
+      ASSIGN_OR_RETURN(const VisitPlan plan, VisitPlanOf(*card, spec.settings));
+      return plan.digest();
+    };
+  }
   options.on_failure = [end](absl::Status failure) { end->Fail(std::move(failure)); };
-  return Frontend::Start(std::move(options), std::move(card));
+  return Frontend::Start(std::move(options), std::move(shared_card));
 }
 
 // The kernel kills the workers with us and everything else of ours is unnamed; only a listening

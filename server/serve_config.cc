@@ -16,6 +16,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/topology.h"
 #include "loader/model_path.h"
 #include "models/model_files.h"
 #include "proto/build_id.h"
@@ -62,7 +63,8 @@ ConfigSchema ServeSchema(const std::string& default_model) {
        .flag = "--dp",
        .fallback = "1",
        .min = 1,
-       .help = "replicas (data parallel degree)"},
+       .max = Topology::kWorldSizeMax,
+       .help = "replicas (data parallel degree): workers that each run a request of their own"},
       {.key = "parallel.sp",
        .type = ConfigType::kInt,
        .flag = "--sp",
@@ -106,6 +108,24 @@ ConfigSchema ServeSchema(const std::string& default_model) {
        .min = 0,
        .max = 100000,
        .help = "requests that may wait; more are refused with RESOURCE_EXHAUSTED"},
+      {.key = "wave.max_wait",
+       .type = ConfigType::kDuration,
+       .flag = "--wave-max-wait",
+       .fallback = "500ms",
+       .help = "how long the first request of a wave waits for others that may run with it; "
+               "replicas that share no weights run each request on its own and never wait"},
+      {.key = "wave.compatibility",
+       .flag = "--wave-compatibility",
+       .fallback = "strict",
+       .allowed = {"strict", "schedule"},
+       .help = "who may share a wave; strict: requests whose settings are equal but for the seed; "
+               "schedule: all that walk the blocks alike, so that the fast wait for the slow"},
+      {.key = "wave.stall_timeout",
+       .type = ConfigType::kDuration,
+       .flag = "--wave-stall-timeout",
+       .fallback = "10m",
+       .help = "a worker that gets no further for so long (stages, steps, frames) is restarted; "
+               "longer than any single step takes"},
       {.key = "shutdown.grace",
        .type = ConfigType::kDuration,
        .flag = "--shutdown-grace",
@@ -116,7 +136,7 @@ ConfigSchema ServeSchema(const std::string& default_model) {
        .flag = "--threads",
        .fallback = "0",
        .max = 4096,
-       .help = "CPU threads that compute in a worker; 0: as many as there are cores"},
+       .help = "CPU threads that compute in a worker; 0: the cores divided by the workers"},
       {.key = "log.level",
        .flag = "--log-level",
        .fallback = "info",
@@ -166,11 +186,14 @@ std::vector<std::string> FindProblems(const Config& config) {
   if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
     add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
   }
-  for (const char* key : {"parallel.dp", "parallel.sp", "parallel.tp", "parallel.cfg"}) {
+  for (const char* key : {"parallel.sp", "parallel.tp", "parallel.cfg"}) {
     if (config.Int(key) > 1) {
       add(key, absl::StrCat(config.Int(key)),
-          "more than one device is not available yet; set it to 1");
+          "more than one device for a request is not available yet; set it to 1");
     }
+  }
+  if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
+    add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
   }
   const std::string& transfer = config.String("offload.transfer");
   if (transfer == "allgather") {
@@ -209,6 +232,11 @@ ServeConfig ToServeConfig(const Config& config) {
                                    : ServeConfig::Transfer::kNone,
                    .resident_layers = integer("offload.resident_layers"),
                    .slots = integer("offload.slots")};
+  serve.wave = {.max_wait = config.Duration("wave.max_wait"),
+                .compatibility = config.String("wave.compatibility") == "schedule"
+                                     ? WaveCompatibility::kSchedule
+                                     : WaveCompatibility::kStrict,
+                .stall_timeout = config.Duration("wave.stall_timeout")};
   serve.queue_max_waiting = integer("queue.max_waiting");
   serve.shutdown_grace = config.Duration("shutdown.grace");
   serve.worker_threads = integer("worker.threads");

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "server/compatibility_key.h"
 
 namespace dlo {
 
@@ -31,7 +32,7 @@ struct ServeConfig {
     std::string path;           // a folder, or a Hugging Face id; see loader/model_path.h
     DType dtype = DType::kF32;  // kF32 or kBF16; the VAE runs in float32
   };
-  // Degrees of parallelism; all 1 in this version.
+  // Degrees of parallelism; all but dp are 1 in this version.
   struct Parallel {
     int dp = 1;
     int sp = 1;
@@ -52,9 +53,17 @@ struct ServeConfig {
   std::filesystem::path data_dir;          // absolute; made when something is first written to it
   Parallel parallel;
   Offload offload;
+  // Requests that run together where replicas share their weights; without that a wave is a
+  // request.
+  struct Wave {
+    absl::Duration max_wait = absl::Milliseconds(500);  // of the first one for others
+    WaveCompatibility compatibility = WaveCompatibility::kStrict;
+    absl::Duration stall_timeout = absl::Minutes(10);  // without progress, until its restart
+  };
+  Wave wave;
   int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
   absl::Duration shutdown_grace = absl::Minutes(5);  // for running requests after SIGTERM
-  int worker_threads = 0;  // torch threads of a worker; 0: as many as there are cores
+  int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
   std::string log_level = "info";
 };
 

@@ -136,7 +136,7 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "--data-dir",
                                                       "/d",
                                                       "--dp",
-                                                      "1",
+                                                      "4",
                                                       "--sp",
                                                       "1",
                                                       "--tp",
@@ -153,6 +153,12 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "7",
                                                       "--shutdown-grace",
                                                       "90s",
+                                                      "--wave-max-wait",
+                                                      "250ms",
+                                                      "--wave-compatibility",
+                                                      "schedule",
+                                                      "--wave-stall-timeout",
+                                                      "1h",
                                                       "--threads=3",
                                                       "--log-level",
                                                       "debug"});
@@ -163,8 +169,12 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.device, "cuda");
   EXPECT_EQ(command->config.listen, "unix:/run/x.sock");
   EXPECT_EQ(command->config.data_dir, "/d");
+  EXPECT_EQ(command->config.parallel.dp, 4);
   EXPECT_EQ(command->config.queue_max_waiting, 7);
   EXPECT_EQ(command->config.shutdown_grace, absl::Seconds(90));
+  EXPECT_EQ(command->config.wave.max_wait, absl::Milliseconds(250));
+  EXPECT_EQ(command->config.wave.compatibility, WaveCompatibility::kSchedule);
+  EXPECT_EQ(command->config.wave.stall_timeout, absl::Hours(1));
   EXPECT_EQ(command->config.worker_threads, 3);
   EXPECT_EQ(command->config.log_level, "debug");
 }
@@ -221,10 +231,9 @@ TEST_P(ServeConfigRefusalTest, NamesTheWayOut) {
 INSTANTIATE_TEST_SUITE_P(
     All, ServeConfigRefusalTest,
     ::testing::Values(
-        WrongArguments{
-            {"--dp", "2"},
-            "parallel.dp is 2 (flag --dp), but more than one device is not available yet"},
-        WrongArguments{{"--sp", "2"}, "parallel.sp is 2"},
+        WrongArguments{{"--sp", "2"},
+                       "parallel.sp is 2 (flag --sp), but more than one device for a request is "
+                       "not available yet; set it to 1"},
         WrongArguments{{"--tp", "2"}, "parallel.tp is 2"},
         WrongArguments{{"--cfg", "2"}, "parallel.cfg is 2"},
         WrongArguments{{"--cfg", "3"}, "from 1 to 2"},
@@ -251,6 +260,8 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--listen", "host:http"}, "a port from 0 to 65535"},
         WrongArguments{{"--listen", "unix:run/x"}, "absolute path"},
         WrongArguments{{"--listen", "unix:/" + std::string(200, 'x')}, "at most 107 bytes"},
+        WrongArguments{{"--wave-stall-timeout", "0s"}, "wave.stall_timeout is 0"},
+        WrongArguments{{"--wave-compatibility", "loose"}, "must be one of strict, schedule"},
         WrongArguments{{"--shutdown-grace", "5"}, "\"5\" is not a duration"},
         WrongArguments{{"--lisen", "x"}, "unknown argument \"--lisen\"; did you mean --listen?"},
         WrongArguments{{"--lisen=x"}, "did you mean --listen?"},

@@ -177,6 +177,37 @@ TEST_F(ServeTest, AKilledServerTakesItsWorkerAlong) {
   EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
 }
 
+TEST_F(ServeTest, ServesAsManyRequestsAtATimeAsDpSaysAndTakesAllWorkersAlong) {
+  Start({"--listen=127.0.0.1:0", "--dp=3"});
+  const std::string address = WaitServing();
+  const std::string go = (folder_ / "go").string();
+  std::vector<std::unique_ptr<TestCall>> calls;
+  for (int i = 0; i < 3; ++i) {
+    calls.push_back(std::make_unique<TestCall>(ChannelTo(address),
+                                               FrontendHarness::Request("hold_step=1:" + go)));
+  }
+  for (auto& call : calls) ASSERT_TRUE(call->ReadUntilStep(1)) << Log();
+  const std::vector<int> workers = Workers();
+  EXPECT_EQ(workers.size(), 3u);
+  std::ofstream(go).flush();
+  for (auto& call : calls) EXPECT_TRUE(call->Finish().ok());
+  kill(pid_, SIGTERM);
+  const int status = WaitExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << Log();
+  for (const int worker : workers) EXPECT_FALSE(IsAlive(worker));
+  EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
+}
+
+TEST_F(ServeTest, AKilledServerTakesAllItsWorkersAlong) {
+  Start({"--listen=127.0.0.1:0", "--dp=3"});
+  WaitServing();
+  ASSERT_TRUE(WaitFor([&] { return Workers().size() == 3; }));
+  const std::vector<int> workers = Workers();
+  kill(pid_, SIGKILL);
+  EXPECT_TRUE(WIFSIGNALED(WaitExit()));
+  for (const int worker : workers) EXPECT_TRUE(WaitFor([&] { return !IsAlive(worker); }));
+}
+
 TEST_F(ServeTest, PrintsThePortThatItChose) {
   Start({"--listen=127.0.0.1:0"});
   const std::string address = WaitServing();

@@ -32,8 +32,13 @@ Supervisor::Supervisor(SupervisorOptions options, WorkerLinkService* links,
       connect_(std::move(connect)),
       events_(std::move(events)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      ranks_(options_.num_ranks) {
-  for (Rank& rank : ranks_) rank.start_at = absl::Now();
+      ranks_(CountRanks(options_.domains)),
+      domains_(options_.domains.size()) {
+  for (size_t d = 0; d < domains_.size(); ++d) {
+    domains_[d].ranks = options_.domains[d].ranks();
+    domains_[d].start_at = absl::Now();
+    for (int rank : domains_[d].ranks) ranks_[rank].domain = static_cast<int>(d);
+  }
 }
 
 void Supervisor::Start() {
@@ -49,8 +54,8 @@ Supervisor::~Supervisor() {
 void Supervisor::OnAttached(int rank) {
   Post([this, rank] {
     Rank& r = ranks_[rank];
-    if (r.phase != Phase::kStarting) return;
-    r.phase = Phase::kLoading;
+    if (r.phase != RankPhase::kStarting) return;
+    r.phase = RankPhase::kLoading;
     r.since = absl::Now();
   });
 }
@@ -58,12 +63,23 @@ void Supervisor::OnAttached(int rank) {
 void Supervisor::OnReady(int rank) {
   Post([this, rank] {
     Rank& r = ranks_[rank];
-    if (r.phase != Phase::kLoading || !r.killed_because.empty()) return;
-    r.phase = Phase::kReady;
-    r.was_ready = true;
+    Domain& domain = domains_[r.domain];
+    if (r.phase != RankPhase::kLoading || domain.phase != DomainPhase::kUp) return;
+    r.phase = RankPhase::kReady;
     r.since = absl::Now();
-    r.failed_starts = 0;
-    if (!kill_at_) events_.on_ready(rank);
+    if (!std::all_of(domain.ranks.begin(), domain.ranks.end(),
+                     [this](int other) { return ranks_[other].phase == RankPhase::kReady; })) {
+      return;
+    }
+    domain.ready_since = absl::Now();
+    domain.failed_starts = 0;
+    if (!kill_at_) events_.on_ready(r.domain);
+  });
+}
+
+void Supervisor::Condemn(int domain, RankLoss loss) {
+  Post([this, domain, loss = std::move(loss)] {
+    if (domains_[domain].ready_since && !kill_at_) HandleLoss(loss.rank, loss);
   });
 }
 
@@ -88,10 +104,11 @@ void Supervisor::Stop(absl::Duration grace) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       links_->Send(static_cast<int>(rank), drain);
       // One that is still loading has nothing to finish, and would not hear of it.
-      if (ranks_[rank].process && ranks_[rank].phase != Phase::kReady) {
+      if (ranks_[rank].process && ranks_[rank].phase != RankPhase::kReady) {
         ranks_[rank].process->Signal(SIGKILL);
       }
     }
+    for (Domain& domain : domains_) domain.kill_at = std::min(domain.kill_at, *kill_at_);
   });
   thread_.join();
 }
@@ -122,63 +139,114 @@ void Supervisor::Loop() {
     }
     for (const std::function<void()>& task : tasks) task();
 
-    const absl::Time now = absl::Now();
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      const int rank = static_cast<int>(i);
-      Rank& r = ranks_[i];
-      if (r.process) {
-        if (const auto exit = r.process->TryWait()) {
-          HandleExit(rank, *exit);
-        } else if (kill_at_ && now >= *kill_at_) {
-          r.process->Signal(SIGKILL);
-        } else if (!kill_at_) {
-          CheckHealth(rank);
-        }
-      } else if (!kill_at_ && !gave_up_ && now >= r.start_at) {
-        StartWorker(rank);
-      }
-    }
+    for (size_t d = 0; d < domains_.size(); ++d) Step(static_cast<int>(d));
     if (kill_at_ && !AnyProcess()) return;
   }
 }
 
+void Supervisor::Step(int d) {
+  Domain& domain = domains_[d];
+  Reap(d);
+  const absl::Time now = absl::Now();
+  if (AnyProcess(domain)) {
+    const bool kill = (kill_at_ && now >= *kill_at_) ||
+                      (domain.phase == DomainPhase::kEnding && now >= domain.kill_at);
+    for (int rank : domain.ranks) {
+      if (!ranks_[rank].process) continue;
+      if (kill) {
+        ranks_[rank].process->Signal(SIGKILL);
+      } else if (domain.phase == DomainPhase::kUp && !kill_at_) {
+        CheckHealth(rank);
+      }
+    }
+    return;
+  }
+  if (domain.phase == DomainPhase::kEnding) domain.phase = DomainPhase::kWaiting;
+  if (domain.phase == DomainPhase::kWaiting && !kill_at_ && !domain.gave_up &&
+      now >= domain.start_at) {
+    StartDomain(d);
+  }
+}
+
+void Supervisor::Reap(int d) {
+  Domain& domain = domains_[d];
+  std::optional<RankLoss> loss;
+  for (int rank : domain.ranks) {
+    if (!ranks_[rank].process) continue;
+    const std::optional<ExitStatus> exit = ranks_[rank].process->TryWait();
+    if (!exit) continue;
+    ranks_[rank].process.reset();
+    // One that was killed is the reason that others, which talked to it, exit.
+    if (loss && (loss->signal || !exit->signal)) continue;
+    loss = RankLoss{.rank = rank,
+                    .cause = exit->ToString(),
+                    .signal = exit->signal,
+                    .exit_code = exit->exit_code};
+  }
+  if (loss && domain.phase == DomainPhase::kUp && !kill_at_) HandleLoss(loss->rank, *loss);
+}
+
+bool Supervisor::AnyProcess(const Domain& domain) const {
+  return std::any_of(domain.ranks.begin(), domain.ranks.end(),
+                     [this](int rank) { return ranks_[rank].process.has_value(); });
+}
+
 bool Supervisor::AnyProcess() const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.process.has_value(); });
+  return std::any_of(domains_.begin(), domains_.end(),
+                     [this](const Domain& domain) { return AnyProcess(domain); });
 }
 
 int Supervisor::PollTimeoutMs() const {
   absl::Time next = absl::InfiniteFuture();
   const absl::Time now = absl::Now();
-  for (const Rank& rank : ranks_) {
-    if (kill_at_) {
-      // After the kill the pidfd wakes us.
-      if (now < *kill_at_) next = *kill_at_;
-    } else if (!rank.process) {
-      if (!gave_up_) next = std::min(next, rank.start_at);
-    } else {
-      next =
-          std::min(next, now + std::min(options_.heartbeat_timeout / 4, absl::Milliseconds(250)));
+  for (const Domain& domain : domains_) {
+    // After a kill the pidfd wakes us.
+    const auto at = [&](absl::Time kill_at) {
+      if (now < kill_at) next = std::min(next, kill_at);
+    };
+    if (kill_at_) at(*kill_at_);
+    switch (domain.phase) {
+      case DomainPhase::kWaiting:
+        if (!domain.gave_up && !kill_at_) next = std::min(next, domain.start_at);
+        break;
+      case DomainPhase::kEnding:
+        at(domain.kill_at);
+        break;
+      case DomainPhase::kUp:
+        if (kill_at_) break;
+        next =
+            std::min(next, now + std::min(options_.heartbeat_timeout / 4, absl::Milliseconds(250)));
+        break;
     }
   }
   if (next == absl::InfiniteFuture()) return -1;
   return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(next - now) + 1));
 }
 
-void Supervisor::StartWorker(int rank) {
+void Supervisor::StartDomain(int d) {
+  Domain& domain = domains_[d];
+  domain.phase = DomainPhase::kUp;
+  domain.ready_since.reset();
+  for (int rank : domain.ranks) {
+    const absl::Status status = StartWorker(rank);
+    if (status.ok()) continue;
+    ranks_[rank].start_failure = status;
+    return HandleLoss(rank, {.rank = rank});
+  }
+}
+
+absl::Status Supervisor::StartWorker(int rank) {
   Rank& r = ranks_[rank];
   ++r.incarnation;
-  r.was_ready = false;
+  r.phase = RankPhase::kStarting;
   r.detached_at.reset();
   r.start_failure = absl::OkStatus();
-  r.killed_because.clear();
   r.since = absl::Now();
   links_->Expect(rank, r.incarnation);
 
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    HandleLoss(rank, {absl::StrCat("has no link: socketpair: ", strerror(errno))});
-    return;
+    return absl::ErrnoToStatus(errno, "has no link: socketpair");
   }
   WorkerCommand command{options_.worker_binary, options_.worker_arguments, ends[1]};
   for (std::string argument :
@@ -186,79 +254,100 @@ void Supervisor::StartWorker(int rank) {
         absl::StrCat("--incarnation=", r.incarnation)}) {
     command.arguments.push_back(std::move(argument));
   }
+  if (!options_.placement.empty()) {
+    const RankPlacement& place = options_.placement[rank];
+    command.arguments.push_back(absl::StrCat("--threads=", place.threads));
+    command.environment = place.environment;
+    command.cores = place.cores;
+  }
   absl::StatusOr<WorkerProcess> process = WorkerProcess::Spawn(command);
   close(ends[1]);
   if (!process.ok()) {
     close(ends[0]);
-    r.start_failure = process.status();
-    HandleLoss(rank, {});
-    return;
+    return process.status();
   }
   r.process.emplace(*std::move(process));
-  r.phase = Phase::kStarting;
   connect_(ends[0]);
   spdlog::info("rank {}: started worker {} (start {})", rank, r.process->pid(), r.incarnation);
+  return absl::OkStatus();
 }
 
 void Supervisor::CheckHealth(int rank) {
   Rank& r = ranks_[rank];
+  Domain& domain = domains_[r.domain];
   const absl::Time now = absl::Now();
-  if (!r.killed_because.empty()) return;
   if (r.detached_at) {
     // A process that ends closes its link first, and its own exit status tells more than our kill.
-    if (now - *r.detached_at >= kExitGrace) Kill(rank, "broke its link");
+    if (now - *r.detached_at >= kExitGrace) {
+      HandleLoss(rank, {.rank = rank, .cause = "broke its link"});
+    }
     return;
   }
-  if (r.phase == Phase::kStarting) {
+  if (r.phase == RankPhase::kStarting) {
     if (now - r.since >= options_.attach_timeout) {
-      Kill(rank,
-           absl::StrCat("did not attach within ", absl::FormatDuration(options_.attach_timeout)));
+      HandleLoss(rank, {.rank = rank,
+                        .cause = absl::StrCat("did not attach within ",
+                                              absl::FormatDuration(options_.attach_timeout))});
     }
     return;
   }
   const absl::Time heard = std::max(links_->LastHeard(rank), r.since);
   if (now - heard >= options_.heartbeat_timeout) {
-    Kill(rank,
-         absl::StrCat("was not heard of for ", absl::FormatDuration(options_.heartbeat_timeout)));
+    r.process->Signal(SIGKILL);
+    HandleLoss(rank, {.rank = rank,
+                      .cause = absl::StrCat("was not heard of for ",
+                                            absl::FormatDuration(options_.heartbeat_timeout))});
     return;
   }
-  if (r.phase == Phase::kReady && now - r.since >= options_.stable_after) r.losses = 0;
-}
-
-void Supervisor::Kill(int rank, std::string because) {
-  Rank& r = ranks_[rank];
-  spdlog::error("rank {}: worker {} {}; killing it", rank, r.process->pid(), because);
-  r.killed_because = std::move(because);
-  r.process->Signal(SIGKILL);
-}
-
-void Supervisor::HandleExit(int rank, const ExitStatus& exit) {
-  Rank& r = ranks_[rank];
-  RankLoss loss{exit.ToString(), exit.signal, exit.exit_code};
-  if (!r.killed_because.empty()) loss.cause = absl::StrCat(r.killed_because, " and ", loss.cause);
-  r.process.reset();
-  HandleLoss(rank, std::move(loss));
+  if (domain.ready_since && now - *domain.ready_since >= options_.stable_after) domain.losses = 0;
 }
 
 void Supervisor::HandleLoss(int rank, RankLoss loss) {
-  Rank& r = ranks_[rank];
-  // From here on nothing that the old link still holds is heard.
-  links_->Expect(rank, r.incarnation + 1);
-  ++r.losses;
-  r.failed_starts = r.was_ready ? 0 : r.failed_starts + 1;
-  r.phase = Phase::kWaiting;
-  r.start_at = absl::Now() + std::min(options_.backoff_max,
-                                      options_.backoff_initial * std::pow(2.0, r.losses - 1));
-  if (!r.start_failure.ok()) loss.cause = std::string(r.start_failure.message());
-  if (kill_at_) return;
+  Domain& domain = domains_[ranks_[rank].domain];
+  if (domain.phase != DomainPhase::kUp) return;
+  const absl::Status& start_failure = ranks_[rank].start_failure;
+  if (!start_failure.ok()) loss.cause = std::string(start_failure.message());
+  ++domain.losses;
+  domain.failed_starts = domain.ready_since ? 0 : domain.failed_starts + 1;
+  domain.phase = DomainPhase::kEnding;
+  domain.ready_since.reset();
+  domain.start_at =
+      absl::Now() +
+      std::min(options_.backoff_max, options_.backoff_initial * std::pow(2.0, domain.losses - 1));
   spdlog::error("rank {}: the worker {}", rank, loss.cause);
-  events_.on_lost(rank, loss);
-  if (r.failed_starts < options_.start_attempts_max || gave_up_) return;
-  gave_up_ = true;
+  EndProcesses(domain);
+  if (!AnyProcess(domain)) domain.phase = DomainPhase::kWaiting;
+  events_.on_lost(ranks_[rank].domain, loss);
+  if (domain.failed_starts >= options_.start_attempts_max) GiveUp(ranks_[rank].domain, loss);
+}
+
+void Supervisor::EndProcesses(Domain& domain) {
+  domain.kill_at = absl::Now() + options_.kill_grace;
+  for (int rank : domain.ranks) {
+    Rank& r = ranks_[rank];
+    // From here on nothing that the old link still holds is heard.
+    links_->Expect(rank, r.incarnation + 1);
+    if (!r.process) continue;
+    spdlog::info("rank {}: ending worker {}", rank, r.process->pid());
+    r.process->Signal(SIGTERM);
+  }
+}
+
+void Supervisor::GiveUp(int d, const RankLoss& loss) {
+  Domain& domain = domains_[d];
+  domain.gave_up = true;
+  const Rank& rank = ranks_[loss.rank];
+  const std::string message =
+      absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause, " (start ", rank.incarnation,
+                   "; giving up after ", domain.failed_starts, " in a row)");
+  if (!std::all_of(domains_.begin(), domains_.end(),
+                   [](const Domain& other) { return other.gave_up; })) {
+    spdlog::error("{}; the other replicas go on", message);
+    return;
+  }
   events_.on_gave_up(absl::Status(
-      r.start_failure.ok() ? absl::StatusCode::kUnavailable : r.start_failure.code(),
-      absl::StrCat("the worker of rank ", rank, " ", loss.cause, " (start ", r.incarnation,
-                   "; giving up after ", r.failed_starts, " in a row)")));
+      rank.start_failure.ok() ? absl::StatusCode::kUnavailable : rank.start_failure.code(),
+      message));
 }
 
 }  // namespace dlo

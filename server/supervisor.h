@@ -5,11 +5,16 @@
 //   link_events forward to supervisor.OnAttached / OnReady / OnStartFailed / OnDetached
 //   supervisor.Stop(absl::Seconds(5));                         // drain, then kill; nothing is left
 //
-// A worker is lost when its process ends, its link breaks, or it is not heard of for
-// `heartbeat_timeout`; in the last two cases it is killed. A lost worker is started again after a
-// back-off that doubles with every loss and starts afresh once a worker has been ready for
-// `stable_after`. `start_attempts_max` losses in a row before a worker was ready: the supervisor
-// gives up.
+// The unit that fails together is the dispatch domain: its ranks talk to each other in ways that
+// nothing repairs, so the loss of one is the loss of all. A rank is lost when its process ends, its
+// link breaks, it is not heard of for `heartbeat_timeout`, or somebody condemns its domain. Then
+// the domain's other processes get SIGTERM and, those that are left after `kill_grace`, SIGKILL;
+// a silent rank gets SIGKILL at once.
+//
+// A lost domain is started again, once none of its processes is left, after a back-off that doubles
+// with every loss and starts afresh once it has been ready for `stable_after`. After
+// `start_attempts_max` losses in a row before it was ready it is given up; when all domains are,
+// the supervisor gives up.
 //
 // One thread owns all state; public methods are thread-safe and do not block, except Stop. Events
 // come from that thread.
@@ -27,19 +32,23 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/dispatch_domain.h"
 #include "server/rank.h"
+#include "server/rank_placement.h"
 #include "server/worker_link_service.h"
 #include "server/worker_process.h"
 
 namespace dlo {
 
 struct SupervisorOptions {
-  int num_ranks = 1;
+  std::vector<DispatchDomain> domains = IndependentReplicas(1);
   std::filesystem::path worker_binary;
   std::vector<std::string>
       worker_arguments;  // of every rank; --link-fd, --rank and --incarnation are added
+  std::vector<RankPlacement> placement;  // by rank, --threads is added; empty: anywhere
   absl::Duration attach_timeout = absl::Seconds(30);     // from start to Hello
   absl::Duration heartbeat_timeout = absl::Seconds(10);  // several heartbeat intervals
+  absl::Duration kill_grace = absl::Seconds(15);         // from SIGTERM to SIGKILL
   absl::Duration backoff_initial = absl::Milliseconds(200);
   absl::Duration backoff_max = absl::Seconds(30);
   absl::Duration stable_after = absl::Seconds(60);
@@ -47,8 +56,9 @@ struct SupervisorOptions {
 };
 
 struct SupervisorEvents {
-  std::function<void(int rank)> on_ready;
-  std::function<void(int rank, RankLoss loss)> on_lost;
+  std::function<void(int domain)> on_ready;
+  // At the first sign; the domain's processes may still be ending.
+  std::function<void(int domain, RankLoss loss)> on_lost;
   // No worker is started any more. The status says why the last one was lost.
   std::function<void(absl::Status)> on_gave_up;
 };
@@ -71,23 +81,37 @@ class Supervisor {
   void OnStartFailed(int rank, absl::Status why);
   void OnDetached(int rank, uint64_t incarnation);
 
+  // Restarts a domain that is ready but gets nowhere; no other.
+  void Condemn(int domain, RankLoss loss);
+
   // Asks the workers to exit, kills after `grace` those that have not, and returns when none is
   // left. Idempotent.
   void Stop(absl::Duration grace);
 
  private:
-  enum class Phase { kWaiting, kStarting, kLoading, kReady };
+  enum class RankPhase { kStarting, kLoading, kReady };
   struct Rank {
-    Phase phase = Phase::kWaiting;
+    int domain = 0;
+    RankPhase phase = RankPhase::kStarting;
     uint64_t incarnation = 0;
     std::optional<WorkerProcess> process;
-    absl::Time start_at;  // kWaiting: when it is started
-    absl::Time since;     // of this phase
+    absl::Time since;  // of this phase
     // Of this incarnation:
-    bool was_ready = false;
     std::optional<absl::Time> detached_at;
     absl::Status start_failure;
-    std::string killed_because;
+  };
+  enum class DomainPhase {
+    kWaiting,  // until start_at, with no process
+    kUp,       // its ranks start, load or are ready
+    kEnding    // until none of its processes is left
+  };
+  struct Domain {
+    std::vector<int> ranks;
+    DomainPhase phase = DomainPhase::kWaiting;
+    absl::Time start_at;
+    absl::Time kill_at;                     // kEnding
+    std::optional<absl::Time> ready_since;  // kUp, once all its ranks are
+    bool gave_up = false;
 
     int losses = 0;         // in a row
     int failed_starts = 0;  // in a row
@@ -96,11 +120,15 @@ class Supervisor {
   void Post(std::function<void()> task);
   void Loop();
   int PollTimeoutMs() const;
-  void StartWorker(int rank);
+  void Step(int domain);
+  void Reap(int domain);
+  void StartDomain(int domain);
+  absl::Status StartWorker(int rank);
   void CheckHealth(int rank);
-  void Kill(int rank, std::string because);
-  void HandleExit(int rank, const ExitStatus& exit);
   void HandleLoss(int rank, RankLoss loss);
+  void EndProcesses(Domain& domain);
+  void GiveUp(int domain, const RankLoss& loss);
+  bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;
 
   const SupervisorOptions options_;
@@ -114,7 +142,7 @@ class Supervisor {
 
   // The thread's own.
   std::vector<Rank> ranks_;
-  bool gave_up_ = false;
+  std::vector<Domain> domains_;
   std::optional<absl::Time> kill_at_;  // stopping
 
   absl::Mutex stop_mutex_;

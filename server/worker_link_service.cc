@@ -137,7 +137,10 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
         Push(wave, std::move(*in_.mutable_finished()));
         return;
       }
-      default:  // a heartbeat
+      case v1::FromWorker::kHeartbeat:
+        events_->OnHeartbeat(rank_, std::move(*in_.mutable_heartbeat()));
+        break;
+      default:
         break;
     }
     ReadOn();

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -41,11 +42,12 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 // After fork, in a process that had other threads: only async-signal-safe calls. Returns only on
 // failure, with errno set.
 void ExecChild(const char* binary, char** argv, char** envp, int link_fd, int error_fd,
-               pid_t parent) {
+               const cpu_set_t* cores, pid_t parent) {
   setpgid(0, 0);
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   // The parent may have died before prctl.
   if (getppid() != parent) _exit(1);
+  if (cores != nullptr && sched_setaffinity(0, sizeof(*cores), cores) != 0) return;
   for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
@@ -74,16 +76,24 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Spawn(const WorkerCommand& command)
   std::string binary = command.binary.string();
   std::vector<std::string> arguments = command.arguments;
   arguments.insert(arguments.begin(), binary);
-  std::vector<std::string> environment = WorkerEnvironment(environ);
+  std::vector<std::string> environment =
+      WithOverrides(WorkerEnvironment(environ), command.environment);
   std::vector<char*> argv = Pointers(arguments);
   std::vector<char*> envp = Pointers(environment);
+
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int core : command.cores) {
+    if (core < CPU_SETSIZE) CPU_SET(core, &cores);
+  }
 
   int error_pipe[2];
   if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2");
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    ExecChild(binary.c_str(), argv.data(), envp.data(), command.link_fd, error_pipe[1], parent);
+    ExecChild(binary.c_str(), argv.data(), envp.data(), command.link_fd, error_pipe[1],
+              command.cores.empty() ? nullptr : &cores, parent);
     const int error = errno;
     if (write(error_pipe[1], &error, sizeof(error)) < 0) _exit(126);
     _exit(127);
@@ -145,6 +155,19 @@ void WorkerProcess::KillAndReap() {
     pid_ = -1;
   }
   if (pidfd_ >= 0) close(std::exchange(pidfd_, -1));
+}
+
+std::vector<std::string> WithOverrides(std::vector<std::string> environment,
+                                       const std::vector<std::string>& overrides) {
+  for (const std::string& entry : overrides) {
+    const std::string name = entry.substr(0, entry.find('=') + 1);
+    environment.erase(
+        std::remove_if(environment.begin(), environment.end(),
+                       [&](const std::string& other) { return absl::StartsWith(other, name); }),
+        environment.end());
+    environment.push_back(entry);
+  }
+  return environment;
 }
 
 std::vector<std::string> WorkerEnvironment(char** environment) {

@@ -25,8 +25,10 @@ inline constexpr int kWorkerLinkFd = 3;
 
 struct WorkerCommand {
   std::filesystem::path binary;
-  std::vector<std::string> arguments;  // without the program's name
-  int link_fd = -1;                    // becomes kWorkerLinkFd; stays the caller's here
+  std::vector<std::string> arguments;         // without the program's name
+  int link_fd = -1;                           // becomes kWorkerLinkFd; stays the caller's here
+  std::vector<std::string> environment = {};  // "NAME=value", in the place of what is passed on
+  std::vector<int> cores = {};                // that it may run on; empty: those of the caller
 };
 
 struct ExitStatus {
@@ -59,6 +61,10 @@ class WorkerProcess {
   pid_t pid_ = -1;  // -1: reaped or moved from
   int pidfd_ = -1;
 };
+
+// `environment` with `overrides` in it; both hold entries "NAME=value".
+std::vector<std::string> WithOverrides(std::vector<std::string> environment,
+                                       const std::vector<std::string>& overrides);
 
 // What of `environment` (entries "NAME=value") a worker gets: paths, locale and temporary folder,
 // the loader's and allocators' settings, and those of CUDA, NCCL, OpenMP and torch. No proxies and

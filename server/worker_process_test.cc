@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -70,6 +71,25 @@ TEST_F(WorkerProcessTest, TheChildHasTheLinkItsEnvironmentAndNoOtherDescriptor) 
   EXPECT_THAT(text, Not(HasSubstr("/dev/zero")));
   EXPECT_EQ(WaitExit(*process).ToString(), "exited with code 5");
   close(leak);
+}
+
+TEST_F(WorkerProcessTest, TheChildHasTheCoresAndTheEnvironmentThatItWasGiven) {
+  setenv("OMP_NUM_THREADS", "3", 1);
+  const int core = sched_getcpu();
+  absl::StatusOr<WorkerProcess> process = WorkerProcess::Spawn(
+      {.binary = "/bin/sh",
+       .arguments = {"-c", "env >&3; grep Cpus_allowed_list /proc/self/status >&3"},
+       .link_fd = ends_[1],
+       .environment = {"OMP_NUM_THREADS=7", "CUDA_VISIBLE_DEVICES=5"},
+       .cores = {core}});
+  close(std::exchange(ends_[1], -1));
+  ASSERT_TRUE(process.ok()) << process.status();
+  const std::string text = ReadLink();
+  EXPECT_THAT(text, HasSubstr("OMP_NUM_THREADS=7"));
+  EXPECT_THAT(text, Not(HasSubstr("OMP_NUM_THREADS=3")));
+  EXPECT_THAT(text, HasSubstr("CUDA_VISIBLE_DEVICES=5"));
+  EXPECT_THAT(text, HasSubstr("Cpus_allowed_list:\t" + std::to_string(core) + "\n"));
+  EXPECT_EQ(WaitExit(*process).exit_code, 0);
 }
 
 TEST_F(WorkerProcessTest, TheChildHasItsOwnProcessGroupAndDefaultSignals) {

@@ -76,6 +76,7 @@ class WaveRunner::Observer : public GenerationObserver {
   void OnStage(Stage stage) override {
     stage_ = ToJobState(stage);
     runner_->stage_ = stage_;
+    ++runner_->work_done_;
     Tell();
   }
 
@@ -83,11 +84,13 @@ class WaveRunner::Observer : public GenerationObserver {
     step_ = step;
     num_steps_ = num_steps;
     runner_->step_ = step;
+    ++runner_->work_done_;
     Tell();
   }
 
   absl::Status OnFrames(const FrameSpan& frames) override {
     encoder_status_ = writer_->Append(frames.rgb);
+    ++runner_->work_done_;
     return encoder_status_;
   }
 
@@ -116,6 +119,7 @@ class WaveRunner::Observer : public GenerationObserver {
 };
 
 void WaveRunner::Run(const v1::Assignment& assignment) {
+  if (assignment.has_walk()) return Walk(assignment);
   wave_ = assignment.wave_id();
   v1::WaveFailed failed;
   // The pipeline's exceptions stay inside it; these are the encoder's and our own.
@@ -138,6 +142,13 @@ void WaveRunner::Run(const v1::Assignment& assignment) {
   wave_ = 0;
   stage_ = v1::JOB_STATE_UNSPECIFIED;
   step_ = 0;
+}
+
+void WaveRunner::Walk(const v1::Assignment& assignment) {
+  v1::FromWorker message;
+  message.mutable_finished()->set_wave_id(assignment.wave_id());
+  message.mutable_finished()->mutable_usage()->set_rank(rank_);
+  send_(std::move(message));
 }
 
 // The failure, with code 0 if there is none.
@@ -203,6 +214,7 @@ v1::Heartbeat WaveRunner::CurrentHeartbeat() const {
   heartbeat.set_wave_id(wave_);
   heartbeat.set_stage(stage_);
   heartbeat.set_step(step_);
+  heartbeat.set_work_done(work_done_);
   return heartbeat;
 }
 

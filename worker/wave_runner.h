@@ -25,6 +25,7 @@ class WaveRunner {
   WaveRunner(VideoPipeline* pipeline, int rank, std::function<bool(v1::FromWorker)> send)
       : pipeline_(pipeline), rank_(rank), send_(std::move(send)) {}
 
+  // A request is computed, a plan to walk is answered at once: nothing is streamed yet.
   void Run(const v1::Assignment& assignment);
 
   // Ends the wave at its next step; without effect on any other, past or future.
@@ -36,6 +37,7 @@ class WaveRunner {
   class Observer;
 
   v1::WaveFailed Generate(const v1::Assignment& assignment);
+  void Walk(const v1::Assignment& assignment);
   bool SendVideo(uint64_t wave, const std::string& bytes);
 
   VideoPipeline* const pipeline_;
@@ -45,6 +47,7 @@ class WaveRunner {
   std::atomic<uint64_t> cancelled_wave_ = 0;
   std::atomic<v1::JobState> stage_ = v1::JOB_STATE_UNSPECIFIED;
   std::atomic<int> step_ = 0;
+  std::atomic<uint64_t> work_done_ = 0;
 };
 
 }  // namespace dlo

@@ -73,12 +73,24 @@ class Mailbox : public LinkHandler {
   bool drain_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// Whatever the working thread is stuck in, perhaps a collective that never ends, is left as it is.
+void ExitIfFromParent(int signal, siginfo_t* info, void* context) {
+  if (info->si_pid == getppid()) _exit(kExitTerminated);
+}
+
+void HandleSignals() {
+  signal(SIGINT, SIG_IGN);
+  signal(SIGPIPE, SIG_IGN);
+  struct sigaction action = {};
+  action.sa_sigaction = ExitIfFromParent;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+}
+
 }  // namespace
 
 int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
-  signal(SIGINT, SIG_IGN);
-  signal(SIGTERM, SIG_IGN);
-  signal(SIGPIPE, SIG_IGN);
+  HandleSignals();
   const int flags = fcntl(options.link_fd, F_GETFL);
   if (flags < 0 || fcntl(options.link_fd, F_SETFL, flags | O_NONBLOCK) < 0) {
     spdlog::error("--link-fd={} is not an open descriptor; dlo-serve starts its workers itself",

@@ -4,9 +4,9 @@
 //
 // Attaches to dlo-serve, loads the pipeline, runs one assignment after another on the calling
 // thread, and returns 0 when dlo-serve asks it to drain. Returns 1 when the pipeline cannot be
-// loaded, having told why. Exits the process at once when the link is lost: nobody is left to work
-// for. SIGINT and SIGTERM are ignored, since they reach whole process groups and it is dlo-serve
-// that decides when a worker stops.
+// loaded, having told why. Exits the process at once when the link is lost, since nobody is left to
+// work for, and at a SIGTERM from dlo-serve. SIGINT, and SIGTERM from anybody else, are ignored:
+// they reach whole process groups, and it is dlo-serve that decides when a worker stops.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@
 namespace dlo {
 
 inline constexpr int kExitLinkLost = 3;
+inline constexpr int kExitTerminated = 4;
 
 struct WorkerOptions {
   int link_fd = -1;  // a connected, non-blocking stream socket; taken over

@@ -205,6 +205,17 @@ std::vector<int> FrontendHarness::WorkerPids() {
   return pids;
 }
 
+int FrontendHarness::WorkerPid(int rank) {
+  const std::string flag = absl::StrCat("--rank=", rank);
+  for (int pid : WorkerPids()) {
+    std::ifstream arguments(absl::StrCat("/proc/", pid, "/cmdline"));
+    for (std::string argument; std::getline(arguments, argument, '\0');) {
+      if (argument == flag) return pid;
+    }
+  }
+  return -1;
+}
+
 void FrontendHarness::Touch(const std::string& name) const { std::ofstream(Path(name)).flush(); }
 
 v1::GenerateRequest FrontendHarness::Request(const std::string& prompt, const std::string& id) {

@@ -77,6 +77,9 @@ class FrontendHarness {
   // The worker processes that are children of this process, by /proc.
   static std::vector<int> WorkerPids();
 
+  // The process of a rank; -1 while there is none.
+  static int WorkerPid(int rank);
+
   // A path in a folder of this test's own; Touch makes the file, for prompts that hold.
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
   void Touch(const std::string& name) const;

@@ -58,6 +58,7 @@ class ScriptedPipeline : public VideoPipeline {
 
     start = absl::Now();
     observer.OnStage(Stage::kDecoding);
+    RETURN_IF_ERROR(Hold(words, "hold_decode:", observer));
     const VideoSettings& settings = request.settings;
     std::vector<float> frame(size_t{3} * settings.width * settings.height);
     for (int i = 0; i < settings.num_frames; ++i) {

@@ -3,6 +3,7 @@
 //   "steps_ms=20"        each step takes so long (0 by default)
 //   "hold_step=2:/path"  after step 2 waits until /path exists, or for the cancellation
 //   "hold_text:/path"    the same before the first step
+//   "hold_decode:/path"  the same before the first frame
 //   "signal=9"           raises the signal after the first step
 //   "exit=7"             exits with the code after the first step
 //   "oom", "fail"        returns RESOURCE_EXHAUSTED, INTERNAL after the first step

@@ -2,16 +2,80 @@
 // comes on the command line:
 //   --load-error=TEXT   the model cannot be loaded
 //   --load-signal=N     dies while loading
-//   --load-hold=PATH    loads until PATH exists
+//   --load-hold=PATH    loads until PATH exists; %r in it is the rank
 //   --build-id=TEXT     pretends to be of another build
+//   --stray             sends replies of other waves before each of its own last ones
+#include <grpcpp/create_channel_posix.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <memory>
+#include <string>
 
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "server/testing/scripted_pipeline.h"
+#include "worker/link_client.h"
+#include "worker/wave_runner.h"
 #include "worker/worker.h"
+
+namespace dlo {
+namespace {
+
+// A worker that knows the link and not its rules.
+class StrayWorker : public LinkHandler {
+ public:
+  explicit StrayWorker(const WorkerOptions& options)
+      : pipeline_(NewScriptedPipeline()),
+        runner_(pipeline_.get(), options.rank, [this](v1::FromWorker m) { return Send(m); }) {
+    v1::Hello hello;
+    hello.set_protocol_version(kLinkProtocolVersion);
+    hello.set_build_id(options.build_id);
+    hello.set_rank(options.rank);
+    hello.set_incarnation(options.incarnation);
+    link_ = std::make_unique<LinkClient>(
+        grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, this);
+    v1::FromWorker ready;
+    ready.mutable_ready();
+    link_->Send(ready);
+  }
+
+  void OnAssignment(v1::Assignment assignment) override { runner_.Run(assignment); }
+  void OnCancel(uint64_t wave) override {}
+  void OnDrain() override { _exit(0); }
+  void OnClosed(absl::Status status) override { _exit(kExitLinkLost); }
+  v1::Heartbeat CurrentHeartbeat() override { return runner_.CurrentHeartbeat(); }
+
+ private:
+  bool Send(const v1::FromWorker& message) {
+    if (message.has_finished()) {
+      for (const uint64_t wave :
+           {message.finished().wave_id() - 1, message.finished().wave_id() + 9}) {
+        v1::FromWorker stray = message;
+        stray.mutable_finished()->set_wave_id(wave);
+        link_->Send(stray);
+        stray.mutable_failed()->set_wave_id(wave);
+        stray.mutable_failed()->set_code(13);
+        link_->Send(stray);
+        stray.mutable_progress()->set_wave_id(wave);
+        link_->Send(stray);
+        stray.mutable_chunk()->set_wave_id(wave);
+        stray.mutable_chunk()->mutable_chunk()->set_data("not yours");
+        link_->Send(stray);
+      }
+    }
+    return link_->Send(message);
+  }
+
+  const std::unique_ptr<VideoPipeline> pipeline_;
+  WaveRunner runner_;
+  std::unique_ptr<LinkClient> link_;
+};
+
+}  // namespace
+}  // namespace dlo
 
 int main(int argc, char** argv) {
   CLI::App app;
@@ -19,6 +83,7 @@ int main(int argc, char** argv) {
   std::string load_error;
   std::string load_hold;
   int load_signal = 0;
+  bool stray = false;
   app.allow_extras();
   app.add_option("--link-fd", options.link_fd);
   app.add_option("--rank", options.rank);
@@ -27,7 +92,13 @@ int main(int argc, char** argv) {
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
   app.add_option("--load-hold", load_hold);
+  app.add_flag("--stray", stray);
   CLI11_PARSE(app, argc, argv);
+  load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
+  if (stray) {
+    const dlo::StrayWorker worker(options);
+    while (true) pause();
+  }
   return dlo::RunWorker(options, [&]() -> absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> {
     if (load_signal != 0) raise(load_signal);
     while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
