@@ -181,6 +181,13 @@ std::vector<std::string> WorkerEnvironment(char** environment) {
                     [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
     if (wanted) passed.emplace_back(text);
   }
+  // By default idle OpenMP threads spin, which on cores shared with anything else (another rank, an
+  // encoder) makes a request several times as slow. Sleeping costs a wake-up per parallel loop.
+  constexpr absl::string_view kWaitPolicy = "OMP_WAIT_POLICY=";
+  const bool chosen = std::any_of(passed.begin(), passed.end(), [&](const std::string& entry) {
+    return absl::StartsWith(entry, kWaitPolicy);
+  });
+  if (!chosen) passed.push_back(absl::StrCat(kWaitPolicy, "passive"));
   return passed;
 }
 

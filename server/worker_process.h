@@ -68,7 +68,7 @@ std::vector<std::string> WithOverrides(std::vector<std::string> environment,
 
 // What of `environment` (entries "NAME=value") a worker gets: paths, locale and temporary folder,
 // the loader's and allocators' settings, and those of CUDA, NCCL, OpenMP and torch. No proxies and
-// no credentials.
+// no credentials. OMP_WAIT_POLICY is passive unless it is set.
 std::vector<std::string> WorkerEnvironment(char** environment);
 
 }  // namespace dlo

@@ -146,5 +146,17 @@ TEST_F(WorkerProcessTest, ABinaryThatCannotRunIsNamed) {
   EXPECT_TRUE(absl::IsPermissionDenied(not_executable.status())) << not_executable.status();
 }
 
+TEST(WorkerEnvironment, PassesWhatComputingNeedsAndNoSecrets) {
+  char path[] = "PATH=/bin", omp[] = "OMP_NUM_THREADS=3", token[] = "HF_TOKEN=secret",
+       proxy[] = "https_proxy=x";
+  char* environment[] = {path, omp, token, proxy, nullptr};
+  EXPECT_THAT(
+      WorkerEnvironment(environment),
+      testing::UnorderedElementsAre("PATH=/bin", "OMP_NUM_THREADS=3", "OMP_WAIT_POLICY=passive"));
+  char policy[] = "OMP_WAIT_POLICY=active";
+  char* chosen[] = {policy, nullptr};
+  EXPECT_THAT(WorkerEnvironment(chosen), testing::ElementsAre("OMP_WAIT_POLICY=active"));
+}
+
 }  // namespace
 }  // namespace dlo
