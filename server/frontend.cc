@@ -41,17 +41,22 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions option
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
-  std::unique_ptr<Frontend> frontend(new Frontend(std::move(options), std::move(card)));
+  ASSIGN_OR_RETURN(std::unique_ptr<JobStore> store, JobStore::Open(options.store));
+  std::unique_ptr<Frontend> frontend(
+      new Frontend(std::move(options), std::move(card), std::move(store)));
+  RETURN_IF_ERROR(frontend->jobs_.Recover());
   RETURN_IF_ERROR(frontend->Listen());
   frontend->StartWorkers();
   return frontend;
 }
 
-Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card)
+Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card,
+                   std::unique_ptr<JobStore> store)
     : options_(WithDomains(std::move(options))),
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
-      service_(std::move(card), &scheduler_),
+      jobs_(options_.jobs, card, std::move(store), &scheduler_),
+      service_(std::move(card), &jobs_),
       domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -127,7 +132,10 @@ void Frontend::Shutdown(absl::Duration grace) {
   if (!scheduler_.WaitIdle(deadline)) {
     scheduler_.EndAll(StatusWithReason(grpc::StatusCode::UNAVAILABLE, "SHUTTING_DOWN",
                                        "the server was shut down before the request was finished"));
+    // No job is told of anything from here on.
+    scheduler_.WaitIdle(absl::InfiniteFuture());
   }
+  jobs_.Flush();
   if (public_server_ != nullptr) {
     public_server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::Now() + kFlushTime)));
     public_server_->Wait();

@@ -22,6 +22,8 @@
 #include "absl/time/time.h"
 #include "models/model_card.h"
 #include "server/generation_service.h"
+#include "server/job_manager.h"
+#include "server/job_store.h"
 #include "server/scheduler.h"
 #include "server/supervisor.h"
 #include "server/worker_link_service.h"
@@ -35,6 +37,8 @@ struct FrontendOptions {
   SchedulerOptions scheduler;
   SupervisorOptions supervisor;
   WorkerLinkOptions links;
+  JobStoreOptions store;  // its folder has no default
+  JobManagerOptions jobs;
   // Told when the service starts and stops being able to work.
   std::function<void(bool serving)> on_serving;
   // Told once, when the workers cannot be kept alive. Must not call Shutdown itself.
@@ -43,7 +47,7 @@ struct FrontendOptions {
 
 class Frontend : private LinkEvents {
  public:
-  // UNAVAILABLE when `listen` cannot be bound.
+  // UNAVAILABLE when `listen` cannot be bound; see also JobStore::Open.
   static absl::StatusOr<std::unique_ptr<Frontend>> Start(FrontendOptions options,
                                                          std::shared_ptr<const ModelCard> card);
   // Shutdown without grace.
@@ -58,12 +62,13 @@ class Frontend : private LinkEvents {
   // Replies that belonged to no running wave.
   int64_t late_replies() const { return scheduler_.late_replies(); }
 
-  // Refuses new requests and ends queued ones at once, finishes what runs within `grace`, ends the
-  // rest, stops the workers. Idempotent.
+  // Refuses new requests, leaves queued ones to the next start, finishes what runs within `grace`,
+  // ends the rest, stops the workers. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:
-  Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card);
+  Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card,
+           std::unique_ptr<JobStore> store);
   absl::Status Listen();
   void StartWorkers();
   void SetDomainReady(int domain, bool ready);
@@ -85,6 +90,7 @@ class Frontend : private LinkEvents {
   // they call.
   WorkerLinkService links_;
   Scheduler scheduler_;
+  JobManager jobs_;
   GenerationService service_;
   std::unique_ptr<grpc::Server> link_server_;
   std::unique_ptr<grpc::Server> public_server_;

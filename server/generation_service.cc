@@ -1,6 +1,8 @@
 #include "server/generation_service.h"
 
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,52 +20,42 @@ namespace {
 
 // Events that wait for the client; beyond it the newest progress takes the place of the one before.
 constexpr size_t kPendingEventsMax = 256;
+constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
-// One Generate call. Kept alive by gRPC until OnDone.
-class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateEvent>, public JobListener {
+// Reads a result piece by piece on the reading thread.
+class ChunkSource {
  public:
-  explicit GenerateCall(Scheduler* scheduler) : scheduler_(scheduler) {}
+  ChunkSource(JobManager* jobs, std::shared_ptr<ResultReader> reader, int64_t offset)
+      : jobs_(jobs), reader_(std::move(reader)), offset_(offset) {}
 
-  void Begin(std::shared_ptr<GenerateCall> self, JobSpec spec) {
-    job_ = std::make_shared<Job>(std::move(spec), self);
-    self_ = std::move(self);
-    scheduler_->Submit(job_);
+  bool at_end() const { return offset_ >= reader_->size_bytes(); }
+
+  // One read at a time.
+  void Read(std::function<void(absl::StatusOr<v1::ResultChunk>)> then) {
+    jobs_->reading_thread().Post(
+        [reader = reader_, offset = offset_, then = std::move(then)]() mutable {
+          absl::StatusOr<std::string> bytes = reader->Read(offset, kChunkBytes);
+          if (!bytes.ok()) return then(bytes.status());
+          v1::ResultChunk chunk;
+          chunk.set_offset(offset);
+          chunk.set_data(*std::move(bytes));
+          then(std::move(chunk));
+        });
+    offset_ += kChunkBytes;
   }
 
-  void Refuse(std::shared_ptr<GenerateCall> self, const grpc::Status& status) {
-    self_ = std::move(self);
-    OnEnd(status);
-  }
+ private:
+  JobManager* const jobs_;
+  const std::shared_ptr<ResultReader> reader_;
+  int64_t offset_;
+};
 
-  void OnEvent(v1::GenerateEvent event) override {
-    absl::MutexLock lock(&mutex_);
-    if (end_) return;
-    if (event.has_job()) last_job_ = event.job();
-    if (event.has_progress() && pending_.size() >= kPendingEventsMax &&
-        pending_.back().has_progress()) {
-      pending_.back() = std::move(event);
-    } else {
-      pending_.push_back(std::move(event));
-    }
-    Pump();
-  }
-
-  void OnStarted(ResultSource source) override {
-    absl::MutexLock lock(&mutex_);
-    source_ = std::move(source);
-  }
-
-  void OnResult() override {
-    absl::MutexLock lock(&mutex_);
-    ++results_announced_;
-    Pump();
-  }
-
-  void OnEnd(grpc::Status status) override {
-    absl::MutexLock lock(&mutex_);
-    EndWith(std::move(status));
-  }
-
+// The stream of one call: what waits to be written, then its status. Kept alive by gRPC until
+// OnDone.
+template <typename Message>
+class StreamCall : public grpc::ServerWriteReactor<Message>,
+                   public std::enable_shared_from_this<StreamCall<Message>> {
+ public:
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
@@ -73,118 +65,373 @@ class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateEvent>, public 
 
   void OnCancel() override {
     // Also the client's deadline ends here.
-    if (job_ != nullptr) scheduler_->Release(job_);
     absl::MutexLock lock(&mutex_);
     EndWith(grpc::Status::CANCELLED);
   }
 
   void OnDone() override {
-    if (job_ != nullptr) scheduler_->Release(std::move(job_));
-    const std::shared_ptr<GenerateCall> last = std::move(self_);
+    // The last reference, perhaps.
+    const std::shared_ptr<StreamCall> self = std::move(self_);
   }
 
- private:
+ protected:
+  void KeepAlive(std::shared_ptr<StreamCall> self) { self_ = std::move(self); }
+
+  // What waits is not sent any more.
   void EndWith(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (end_) return;
     pending_.clear();
-    source_.reset();
+    end_ = std::move(status);
+    Pump();
+  }
+
+  // After what waits.
+  void EndAfterAll(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (end_) return;
     end_ = std::move(status);
     Pump();
   }
 
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_ || finished_) return;
-    if (pending_.empty() && !end_ && source_ && results_announced_ > 0) TakeResult();
+    if (writing_ || finished_ || (held_ && !end_)) return;
     if (!pending_.empty()) {
       out_ = std::move(pending_.front());
       pending_.pop_front();
       writing_ = true;
-      StartWrite(&out_);
+      this->StartWrite(&out_);
     } else if (end_) {
       finished_ = true;
-      Finish(*end_);
+      this->Finish(*end_);
+    } else {
+      OnIdle();
     }
   }
 
-  // Makes the next piece of the result, if it is there, the next event.
-  void TakeResult() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    std::optional<ResultItem> item = source_->queue->Pop(source_->wave);
-    if (!item) return;
-    --results_announced_;
-    v1::GenerateEvent event;
-    if (auto* chunk = std::get_if<v1::ResultChunk>(&*item)) {
-      if (chunk->offset() != bytes_sent_) return FailResult(chunk->offset());
-      bytes_sent_ += static_cast<int64_t>(chunk->data().size());
-      *event.mutable_chunk() = std::move(*chunk);
-      pending_.push_back(std::move(event));
-      return;
-    }
-    auto& finished = std::get<v1::WaveFinished>(*item);
-    if (finished.size_bytes() != bytes_sent_) return FailResult(finished.size_bytes());
-    FillLastJob(std::move(finished));
-    *event.mutable_job() = last_job_;
-    pending_.push_back(std::move(event));
-    source_.reset();
-    end_ = grpc::Status::OK;
-    // Before the client hears of it: it may send the same id again.
-    scheduler_->Release(job_);
-  }
-
-  void FailResult(int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    source_.reset();
-    end_ = StatusWithReason(grpc::StatusCode::INTERNAL, "RESULT_INCOMPLETE",
-                            absl::StrCat("the worker's result has a gap: ", bytes_sent_,
-                                         " bytes came, the next message stands at ", position));
-  }
-
-  void FillLastJob(v1::WaveFinished finished) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    last_job_.set_state(v1::JOB_STATE_SUCCEEDED);
-    last_job_.mutable_progress()->set_step(last_job_.settings().num_inference_steps());
-    last_job_.mutable_progress()->set_num_steps(last_job_.settings().num_inference_steps());
-    *last_job_.mutable_end_time() = ToProto(absl::Now());
-    v1::Result* result = last_job_.mutable_result();
-    result->set_size_bytes(finished.size_bytes());
-    result->set_sha256(finished.sha256());
-    result->set_media_type(finished.media_type());
-    *result->mutable_times() = std::move(*finished.mutable_times());
-    *result->mutable_times()->mutable_queue() =
-        ToProto(FromProto(last_job_.start_time()) - FromProto(last_job_.create_time()));
-    *result->add_ranks() = std::move(*finished.mutable_usage());
-  }
-
-  Scheduler* const scheduler_;
-  std::shared_ptr<GenerateCall> self_;
-  std::shared_ptr<Job> job_;
+  // Everything was written and the end has not come.
+  virtual void OnIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
 
   absl::Mutex mutex_;
-  std::deque<v1::GenerateEvent> pending_ ABSL_GUARDED_BY(mutex_);
-  v1::GenerateEvent out_ ABSL_GUARDED_BY(mutex_);
-  v1::Job last_job_ ABSL_GUARDED_BY(mutex_);
-  std::optional<ResultSource> source_ ABSL_GUARDED_BY(mutex_);
-  // A result may be taken only once it was announced: then every event that came before it is in
-  // `pending_`.
-  int results_announced_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t bytes_sent_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<Message> pending_ ABSL_GUARDED_BY(mutex_);
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is written yet
+  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
+
+ private:
+  std::shared_ptr<StreamCall> self_;
+  Message out_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
+
+class DownloadCall : public StreamCall<v1::ResultChunk> {
+ public:
+  static DownloadCall* Start(JobManager* jobs, const v1::DownloadResultRequest& request) {
+    auto call = std::make_shared<DownloadCall>();
+    DownloadCall* const reactor = call.get();
+    reactor->KeepAlive(call);
+    jobs->OpenResult(request.id(),
+                     [call, jobs, offset = request.offset()](const grpc::Status& status,
+                                                             std::shared_ptr<ResultReader> reader) {
+                       call->Begin(jobs, offset, status, std::move(reader));
+                     });
+    return reactor;
+  }
+
+ private:
+  void Begin(JobManager* jobs, int64_t offset, const grpc::Status& status,
+             std::shared_ptr<ResultReader> reader) {
+    absl::MutexLock lock(&mutex_);
+    if (!status.ok()) return EndWith(status);
+    if (offset < 0 || offset > reader->size_bytes()) {
+      return EndWith(grpc::Status(grpc::StatusCode::OUT_OF_RANGE,
+                                  absl::StrCat("offset is ", offset, ", but the result has ",
+                                               reader->size_bytes(), " bytes")));
+    }
+    source_.emplace(jobs, std::move(reader), offset);
+    Pump();
+  }
+
+  void OnIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) override {
+    if (!source_ || reading_) return;
+    if (source_->at_end()) return EndAfterAll(grpc::Status::OK);
+    reading_ = true;
+    source_->Read([self = std::static_pointer_cast<DownloadCall>(shared_from_this())](
+                      absl::StatusOr<v1::ResultChunk> chunk) { self->Take(std::move(chunk)); });
+  }
+
+  void Take(absl::StatusOr<v1::ResultChunk> chunk) {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (end_) return;
+    if (!chunk.ok()) return EndWith(ToGrpcStatus(chunk.status()));
+    pending_.push_back(*std::move(chunk));
+    Pump();
+  }
+
+  std::optional<ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// WatchJob.
+class WatchCall : public StreamCall<v1::GenerateEvent>, public JobWatcher {
+ public:
+  static WatchCall* Start(JobManager* jobs, const std::string& id) {
+    auto call = std::make_shared<WatchCall>(jobs, id);
+    WatchCall* const reactor = call.get();
+    reactor->KeepAlive(call);
+    jobs->Watch(id, std::move(call));
+    return reactor;
+  }
+
+  WatchCall(JobManager* jobs, std::string id) : jobs_(jobs), id_(std::move(id)) {}
+
+  void OnEvent(const v1::GenerateEvent& event) override {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return;
+    if (event.has_job() && IsLast(event.job())) last_job_ = event.job();
+    TakeEvent(event);
+    Pump();
+  }
+
+  void OnEnd(const grpc::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    EndAfterAll(last_job_ ? grpc::Status::OK : status);
+  }
+
+  void OnCancel() override {
+    jobs_->Unwatch(id_, this);
+    StreamCall::OnCancel();
+  }
+
+ protected:
+  static bool IsLast(const v1::Job& job) { return job.has_expire_time(); }
+
+  void TakeEvent(const v1::GenerateEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (event.has_progress() && pending_.size() >= kPendingEventsMax &&
+        pending_.back().has_progress()) {
+      pending_.back() = event;
+    } else {
+      pending_.push_back(event);
+    }
+  }
+
+  JobManager* const jobs_;
+  const std::string id_;
+  std::optional<v1::Job> last_job_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Generate: submits, watches, and sends the video before the last Job.
+class GenerateCall : public WatchCall {
+ public:
+  static GenerateCall* Start(JobManager* jobs, JobSpec spec) {
+    auto call = std::make_shared<GenerateCall>(jobs, spec.id);
+    GenerateCall* const reactor = call.get();
+    reactor->KeepAlive(call);
+    {
+      absl::MutexLock lock(&reactor->mutex_);
+      // The client hears of nothing that a crash could make undone.
+      reactor->held_ = true;
+    }
+    jobs->Submit(std::move(spec), call,
+                 [call](const grpc::Status& status, const v1::Job&, bool created) {
+                   call->Accept(status, created);
+                 });
+    return reactor;
+  }
+
+  static GenerateCall* Answer(JobManager* jobs, const grpc::Status& status,
+                              std::optional<v1::Job> job = std::nullopt) {
+    auto call = std::make_shared<GenerateCall>(jobs, "");
+    GenerateCall* const reactor = call.get();
+    reactor->KeepAlive(std::move(call));
+    absl::MutexLock lock(&reactor->mutex_);
+    if (job) *reactor->pending_.emplace_back().mutable_job() = *std::move(job);
+    reactor->EndAfterAll(status);
+    return reactor;
+  }
+
+  using WatchCall::WatchCall;
+
+  void OnEvent(const v1::GenerateEvent& event) override {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return;
+    if (event.has_job() && IsLast(event.job())) {
+      last_job_ = event.job();
+      if (event.job().state() == v1::JOB_STATE_SUCCEEDED) return;  // after the video
+    }
+    TakeEvent(event);
+    Pump();
+  }
+
+  void OnEnd(const grpc::Status& status) override {
+    if (!status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      return EndAfterAll(status);
+    }
+    jobs_->OpenResult(id_, [self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
+                               const grpc::Status& opened, std::shared_ptr<ResultReader> reader) {
+      self->BeginVideo(opened, std::move(reader));
+    });
+  }
+
+  void OnCancel() override {
+    bool cancel = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      cancel = created_ && !last_job_;
+      cancelled_ = true;
+    }
+    if (cancel) CancelJob();
+    WatchCall::OnCancel();
+  }
+
+ private:
+  void Accept(const grpc::Status& status, bool created) {
+    bool cancel = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      held_ = false;
+      created_ = created && status.ok();
+      cancel = created_ && cancelled_;
+      if (status.ok()) {
+        Pump();
+      } else {
+        EndWith(status);
+      }
+    }
+    if (cancel) CancelJob();
+  }
+
+  void CancelJob() {
+    jobs_->Cancel(id_, [](const grpc::Status&, const v1::Job&) {});
+  }
+
+  void BeginVideo(const grpc::Status& status, std::shared_ptr<ResultReader> reader) {
+    absl::MutexLock lock(&mutex_);
+    if (!status.ok()) return EndAfterAll(status);
+    source_.emplace(jobs_, std::move(reader), 0);
+    Pump();
+  }
+
+  void OnIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) override {
+    if (!source_ || reading_) return;
+    if (source_->at_end()) {
+      *pending_.emplace_back().mutable_job() = *last_job_;
+      return EndAfterAll(grpc::Status::OK);
+    }
+    reading_ = true;
+    source_->Read([self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
+                      absl::StatusOr<v1::ResultChunk> chunk) { self->Take(std::move(chunk)); });
+  }
+
+  void Take(absl::StatusOr<v1::ResultChunk> chunk) {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (end_) return;
+    if (!chunk.ok()) return EndWith(ToGrpcStatus(chunk.status()));
+    *pending_.emplace_back().mutable_chunk() = *std::move(chunk);
+    Pump();
+  }
+
+  bool created_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<ChunkSource> source_ ABSL_GUARDED_BY(mutex_);
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Replies to a call whose answer is a Job.
+JobManager::Reply ReplyTo(grpc::ServerUnaryReactor* reactor, v1::Job* response) {
+  return [reactor, response](const grpc::Status& status, const v1::Job& job) {
+    if (status.ok()) *response = job;
+    reactor->Finish(status);
+  };
+}
+
+// The answer to validate_only.
+v1::Job ResolvedJob(const JobSpec& spec) {
+  v1::Job job;
+  *job.mutable_settings() = ToProto(spec.settings);
+  return job;
+}
 
 }  // namespace
 
 grpc::ServerWriteReactor<v1::GenerateEvent>* GenerationService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  auto call = std::make_shared<GenerateCall>(scheduler_);
-  GenerateCall* const reactor = call.get();
   JobSpec spec;
   const std::vector<FieldViolation> wrong = ResolveRequest(*card_, *request, &spec);
-  if (!wrong.empty()) {
-    reactor->Refuse(std::move(call), BadRequestStatus(wrong));
-    return reactor;
+  if (!wrong.empty()) return GenerateCall::Answer(jobs_, BadRequestStatus(wrong));
+  if (request->validate_only()) {
+    return GenerateCall::Answer(jobs_, grpc::Status::OK, ResolvedJob(spec));
   }
   spec.create_time = absl::Now();
   spec.deadline = absl::FromChrono(context->deadline());
-  reactor->Begin(std::move(call), std::move(spec));
+  return GenerateCall::Start(jobs_, std::move(spec));
+}
+
+grpc::ServerUnaryReactor* GenerationService::SubmitJob(grpc::CallbackServerContext* context,
+                                                       const v1::GenerateRequest* request,
+                                                       v1::Job* job) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  JobSpec spec;
+  const std::vector<FieldViolation> wrong = ResolveRequest(*card_, *request, &spec);
+  if (!wrong.empty()) {
+    reactor->Finish(BadRequestStatus(wrong));
+  } else if (request->validate_only()) {
+    *job = ResolvedJob(spec);
+    reactor->Finish(grpc::Status::OK);
+  } else {
+    spec.create_time = absl::Now();
+    jobs_->Submit(
+        std::move(spec), nullptr,
+        [reply = ReplyTo(reactor, job)](const grpc::Status& status, const v1::Job& submitted,
+                                        bool) { reply(status, submitted); });
+  }
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::GetJob(grpc::CallbackServerContext* context,
+                                                    const v1::GetJobRequest* request,
+                                                    v1::Job* job) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  jobs_->Get(request->id(), ReplyTo(reactor, job));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::ListJobs(grpc::CallbackServerContext* context,
+                                                      const v1::ListJobsRequest* request,
+                                                      v1::ListJobsResponse* response) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  jobs_->List(*request, [reactor, response](const grpc::Status& status, v1::ListJobsResponse list) {
+    *response = std::move(list);
+    reactor->Finish(status);
+  });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::GenerateEvent>* GenerationService::WatchJob(
+    grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) {
+  return WatchCall::Start(jobs_, request->id());
+}
+
+grpc::ServerWriteReactor<v1::ResultChunk>* GenerationService::DownloadResult(
+    grpc::CallbackServerContext* context, const v1::DownloadResultRequest* request) {
+  return DownloadCall::Start(jobs_, *request);
+}
+
+grpc::ServerUnaryReactor* GenerationService::CancelJob(grpc::CallbackServerContext* context,
+                                                       const v1::CancelJobRequest* request,
+                                                       v1::Job* job) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  jobs_->Cancel(request->id(), ReplyTo(reactor, job));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::DeleteJob(grpc::CallbackServerContext* context,
+                                                       const v1::DeleteJobRequest* request,
+                                                       v1::DeleteJobResponse* response) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  jobs_->Delete(request->id(),
+                [reactor](const grpc::Status& status, const v1::Job&) { reactor->Finish(status); });
   return reactor;
 }
 

@@ -42,6 +42,10 @@ struct Job {
   const JobSpec spec;
   const std::weak_ptr<JobListener> listener;
 
+  // Set before it is submitted. An earlier run of the server took it: the queue's limit does not
+  // apply.
+  bool admitted = false;
+
   v1::Job snapshot;  // what clients see
   std::optional<ResultSource> source;
   int rank = -1;  // that works on it

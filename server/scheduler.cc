@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -274,7 +275,8 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
                         : CompatibilityKey(job->spec.settings, job->spec.output_format,
                                            /*extras=*/nlohmann::json::object());
   if (!key.ok()) return End(job, ToGrpcStatus(key.status()));
-  if (!former_.Add({job->spec.id, *key, job->spec.deadline}, absl::Now(), FreeCapacity())) {
+  const int beyond_limit = job->admitted ? std::numeric_limits<int>::max() : FreeCapacity();
+  if (!former_.Add({job->spec.id, *key, job->spec.deadline}, absl::Now(), beyond_limit)) {
     return End(job, QueueFullStatus(
                         options_.max_waiting,
                         std::max(absl::Seconds(1), absl::Ceil(mean_run_time_, absl::Seconds(1)))));

@@ -74,6 +74,17 @@ grpc::Status StatusWithReason(grpc::StatusCode code, const std::string& reason,
   return WithDetails(code, message, detail);
 }
 
+std::string ReasonOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  if (details.ParseFromString(status.error_details())) {
+    google::rpc::ErrorInfo info;
+    for (const google::protobuf::Any& any : details.details()) {
+      if (any.UnpackTo(&info)) return info.reason();
+    }
+  }
+  return absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
+}
+
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }

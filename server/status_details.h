@@ -19,6 +19,9 @@ namespace dlo {
 // The `domain` of every ErrorInfo.
 inline constexpr char kErrorDomain[] = "dlo";
 
+// Why a waiting or running job ends when the server stops.
+inline constexpr char kShuttingDownReason[] = "SHUTTING_DOWN";
+
 // INVALID_ARGUMENT with a BadRequest. Long texts and lists are cut so that the details fit into the
 // trailing metadata that a client accepts by default (8 KiB).
 grpc::Status BadRequestStatus(const std::vector<FieldViolation>& violations);
@@ -32,6 +35,9 @@ grpc::Status StatusWithReason(grpc::StatusCode code, const std::string& reason,
                               const std::map<std::string, std::string>& metadata = {});
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// The reason of a status's ErrorInfo; without one the name of its code.
+std::string ReasonOf(const grpc::Status& status);
 
 // The longest prefix of `text` of at most `bytes_max` bytes that does not cut a UTF-8 sequence,
 // with "..." where it was cut.

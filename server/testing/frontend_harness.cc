@@ -133,6 +133,7 @@ FrontendHarness::FrontendHarness(std::vector<std::string> worker_arguments) {
   std::string pattern = (std::filesystem::temp_directory_path() / "frontend-test-XXXXXX").string();
   folder_ = mkdtemp(pattern.data());
   options_.listen = absl::StrCat("unix:", Path("public.sock"));
+  options_.store.folder = Path("data");
   options_.links.build_id = BuildId();
   options_.links.heartbeat_interval = absl::Milliseconds(50);
   options_.supervisor.worker_binary =
