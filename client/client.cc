@@ -2,10 +2,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -13,6 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/generate.h"
+#include "client/job_text.h"
+#include "client/jobs.h"
+#include "client/output_file.h"
 #include "client/rpc.h"
 #include "client/serving_status.h"
 
@@ -48,11 +53,20 @@ void AddSetting(CLI::App* command, const std::string& flag, const std::string& h
   command->add_option_function<T>(flag, setter, help);
 }
 
-void AddGenerate(CLI::App* command, GenerateOptions* options) {
-  v1::GenerateRequest* request = &options->request;
+void AddEndpoint(CLI::App* command, std::string* endpoint) {
+  command->add_option("--endpoint", *endpoint, "HOST:PORT or unix:PATH")->capture_default_str();
+}
+
+void AddQuiet(CLI::App* command, bool* quiet) {
+  command->add_flag("-q,--quiet", *quiet, "Prints errors only");
+}
+
+// All of the request but its output format.
+void AddRequest(CLI::App* command, v1::GenerateRequest* request) {
   v1::VideoSettings* settings = request->mutable_settings();
-  command->add_option("--endpoint", options->endpoint, "HOST:PORT or unix:PATH")
-      ->capture_default_str();
+  AddSetting<std::string>(command, "--request-id",
+                          "Id of the job; sent again, it gives the same job. Empty: a new one",
+                          [request](const std::string& id) { request->set_request_id(id); });
   command
       ->add_option_function<std::string>(
           "--prompt", [request](const std::string& text) { request->set_prompt(text); },
@@ -93,6 +107,11 @@ void AddGenerate(CLI::App* command, GenerateOptions* options) {
           },
           "Same seed, same video")
       ->type_name("UINT");
+}
+
+void AddGenerate(CLI::App* command, GenerateOptions* options) {
+  AddEndpoint(command, &options->endpoint);
+  AddRequest(command, &options->request);
   command
       ->add_option(
           "-o,--output", options->output,
@@ -101,12 +120,63 @@ void AddGenerate(CLI::App* command, GenerateOptions* options) {
   command->add_option("--contact-sheet", options->contact_sheet,
                       "Also a .png contact sheet of the .mp4");
   AddDuration(command, "--timeout", &options->timeout, "Gives up after this long");
-  command->add_flag("-q,--quiet", options->quiet, "Prints errors only");
+  AddQuiet(command, &options->quiet);
+}
+
+void AddSubmit(CLI::App* command, SubmitOptions* options) {
+  AddEndpoint(command, &options->endpoint);
+  AddRequest(command, &options->request);
+  command
+      ->add_option_function<std::string>(
+          "--format",
+          [options](const std::string& name) {
+            const absl::StatusOr<VideoFormat> format = FormatOfPath("x." + name);
+            if (!format.ok()) {
+              throw CLI::ValidationError(
+                  "--format", absl::StrCat("must be mp4, png or safetensors, got ", name));
+            }
+            options->request.set_output_format(ToProto(*format));
+          },
+          "mp4 (video), png (contact sheet) or safetensors (lossless frames) (mp4)")
+      ->type_name("NAME");
+  command->add_flag_function(
+      "--validate-only", [options](int64_t) { options->request.set_validate_only(true); },
+      "Only checks the request and prints its settings");
+}
+
+void AddJob(CLI::App* command, JobOptions* options) {
+  AddEndpoint(command, &options->endpoint);
+  command->add_option("id", options->id, "Of the job")->required();
+}
+
+void AddList(CLI::App* command, ListOptions* options) {
+  AddEndpoint(command, &options->endpoint);
+  command
+      ->add_option_function<std::vector<std::string>>(
+          "--state",
+          [options](const std::vector<std::string>& names) {
+            for (const std::string& name : names) {
+              const std::optional<v1::JobState> state = StateOfName(name);
+              if (!state) {
+                throw CLI::ValidationError(
+                    "--state",
+                    absl::StrCat("must be queued, encoding-text, denoising, decoding, succeeded, "
+                                 "failed or cancelled, got ",
+                                 name));
+              }
+              options->states.push_back(*state);
+            }
+          },
+          "Only jobs in this state; may be given several times")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  command->add_option("--limit", options->limit, "Jobs at most; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
 }
 
 void AddStatus(CLI::App* command, StatusOptions* options) {
-  command->add_option("--endpoint", options->endpoint, "HOST:PORT or unix:PATH")
-      ->capture_default_str();
+  AddEndpoint(command, &options->endpoint);
   AddDuration(command, "--wait", &options->wait, "Waits up to this long for SERVING");
 }
 
@@ -134,25 +204,47 @@ int RunClient(int argc, const char* const* argv, const Console& console, Interru
   CLI::App app("Talks to dlo-serve over gRPC.", "dlo-client");
   app.require_subcommand(1);
   GenerateOptions generate{.endpoint = kDefaultEndpoint};
+  SubmitOptions submit{.endpoint = kDefaultEndpoint};
+  JobOptions job{.endpoint = kDefaultEndpoint};
+  ListOptions list{.endpoint = kDefaultEndpoint};
   StatusOptions status{.endpoint = kDefaultEndpoint};
-  CLI::App* generate_command = app.add_subcommand("generate", "Makes a video from a prompt");
-  CLI::App* status_command = app.add_subcommand("status", "Prints SERVING or NOT_SERVING");
-  AddGenerate(generate_command, &generate);
-  AddStatus(status_command, &status);
+  std::function<absl::Status()> run;
+  const auto add = [&](const char* name, const char* help, auto function, auto* options) {
+    CLI::App* const command = app.add_subcommand(name, help);
+    command->callback([&, function, options] {
+      run = [&, function, options] { return function(*options, console, interrupt); };
+    });
+    return command;
+  };
+  AddGenerate(add("generate", "Makes a video from a prompt", Generate, &generate), &generate);
+  AddSubmit(add("submit", "Submits a job and prints its id", SubmitJob, &submit), &submit);
+  AddJob(add("get", "Prints what is known of a job", GetJob, &job), &job);
+  AddList(add("list", "Prints a line for each job, the newest first", ListJobs, &list), &list);
+  CLI::App* const watch = add("watch", "Follows a job to its end", WatchJob, &job);
+  AddJob(watch, &job);
+  AddQuiet(watch, &job.quiet);
+  CLI::App* const download = add("download", "Fetches a job's result", DownloadResult, &job);
+  AddJob(download, &job);
+  AddQuiet(download, &job.quiet);
+  download
+      ->add_option("-o,--output", job.output,
+                   "File to write: .mp4, .png or .safetensors, as the job was asked for")
+      ->required();
+  AddJob(add("cancel", "Cancels a job and prints its state", CancelJob, &job), &job);
+  AddJob(add("delete", "Removes a job and its result", DeleteJob, &job), &job);
+  AddStatus(add("status", "Prints SERVING or NOT_SERVING", CheckServing, &status), &status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return ReportCommandLine(app, error, console);
   }
-  if (status_command->parsed()) {
-    return Report(CheckServing(status, console, interrupt), console, interrupt);
-  }
-  if (generate.request.prompt() == "-") {
+  for (v1::GenerateRequest* request : {&generate.request, &submit.request}) {
+    if (request->prompt() != "-") continue;
     std::string prompt((std::istreambuf_iterator<char>(*console.in)),
                        std::istreambuf_iterator<char>());
-    generate.request.set_prompt(std::string(absl::StripTrailingAsciiWhitespace(prompt)));
+    request->set_prompt(std::string(absl::StripTrailingAsciiWhitespace(prompt)));
   }
-  return Report(Generate(generate, console, interrupt), console, interrupt);
+  return Report(run(), console, interrupt);
 }
 
 }  // namespace dlo

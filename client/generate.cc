@@ -11,8 +11,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/job_text.h"
 #include "client/output_file.h"
 #include "client/progress_bar.h"
 #include "client/rpc.h"
@@ -23,73 +23,19 @@
 namespace dlo {
 namespace {
 
-v1::OutputFormat ToProto(VideoFormat format) {
-  switch (format) {
-    case VideoFormat::kMp4:
-      return v1::OUTPUT_FORMAT_MP4;
-    case VideoFormat::kPngSheet:
-      return v1::OUTPUT_FORMAT_PNG_SHEET;
-    case VideoFormat::kSafetensors:
-      return v1::OUTPUT_FORMAT_SAFETENSORS;
-  }
-  return v1::OUTPUT_FORMAT_UNSPECIFIED;
-}
-
-std::string StageName(v1::JobState state) {
-  switch (state) {
-    case v1::JOB_STATE_QUEUED:
-      return "queued";
-    case v1::JOB_STATE_ENCODING_TEXT:
-      return "encoding text";
-    case v1::JOB_STATE_DENOISING:
-      return "denoising";
-    case v1::JOB_STATE_DECODING:
-      return "decoding";
-    case v1::JOB_STATE_SUCCEEDED:
-      return "done";
-    default:
-      return "waiting";
-  }
-}
-
-// "128 x 128, 17 frames at 16 fps, 30 steps, guidance 5, shift 3, unipc, seed 7".
-std::string DescribeSettings(const v1::VideoSettings& s) {
-  std::string line =
-      absl::StrCat(s.width(), " x ", s.height(), ", ", s.num_frames(), " frames at ", s.fps(),
-                   " fps, ", s.num_inference_steps(), " steps, guidance ", s.guidance_scale());
-  if (s.has_guidance_scale_2()) absl::StrAppend(&line, " and ", s.guidance_scale_2());
-  absl::StrAppend(&line, ", shift ", s.flow_shift(), ", ", s.solver(), ", seed ", s.seed());
-  return OneLine(line);
-}
-
-// "4.31 s: queue 0.00 s, text 0.02 s, denoise 3.90 s, decode 0.31 s".
-std::string DescribeTimes(const v1::StageTimes& times) {
-  const std::pair<const char*, absl::Duration> stages[] = {
-      {"queue", FromProto(times.queue())},        {"text", FromProto(times.text())},
-      {"denoise", FromProto(times.denoise())},    {"decode", FromProto(times.decode())},
-      {"encode", FromProto(times.encode_tail())},
-  };
-  absl::Duration total;
-  std::vector<std::string> parts;
-  for (const auto& [name, duration] : stages) {
-    total += duration;
-    parts.push_back(absl::StrCat(name, " ", HumanDuration(duration)));
-  }
-  return absl::StrCat(HumanDuration(total), " (", absl::StrJoin(parts, ", "), ")");
-}
-
 // Takes the events of one request in turn.
 class EventSink {
  public:
-  EventSink(OutputFile* file, ProgressBar* bar) : file_(*file), bar_(*bar) {}
+  EventSink(OutputFile* file, ProgressBar* bar) : file_(*file), progress_(bar) {}
 
   absl::Status Take(const v1::GenerateEvent& event) {
     switch (event.event_case()) {
       case v1::GenerateEvent::kJob:
-        TakeJob(event.job());
+        if (event.job().has_result()) result_ = event.job().result();
+        progress_.TakeJob(event.job());
         return absl::OkStatus();
       case v1::GenerateEvent::kProgress:
-        TakeProgress(event.progress());
+        progress_.TakeProgress(event.progress());
         return absl::OkStatus();
       case v1::GenerateEvent::kChunk:
         return TakeChunk(event.chunk());
@@ -114,34 +60,6 @@ class EventSink {
   const std::optional<v1::Result>& result() const { return result_; }
 
  private:
-  void TakeJob(const v1::Job& job) {
-    if (!settings_noted_ && job.settings().has_num_inference_steps()) {
-      bar_.Note(DescribeSettings(job.settings()));
-      settings_noted_ = true;
-    }
-    if (job.has_result()) result_ = job.result();
-    if (job.state() == v1::JOB_STATE_SUCCEEDED) return;
-    state_ = {.stage = StageName(job.state())};
-    denoising_ = job.state() == v1::JOB_STATE_DENOISING;
-    if (denoising_) state_.num_steps = job.settings().num_inference_steps();
-    if (job.has_progress()) {
-      TakeProgress(job.progress());
-    } else {
-      bar_.Update(state_);
-    }
-  }
-
-  void TakeProgress(const v1::Progress& progress) {
-    state_.queue_position = progress.queue_position();
-    if (denoising_ && progress.num_steps() > 0) {
-      state_.step = progress.step();
-      state_.num_steps = progress.num_steps();
-      state_.step_time = FromProto(progress.step_time());
-      state_.remaining = FromProto(progress.remaining());
-    }
-    bar_.Update(state_);
-  }
-
   absl::Status TakeChunk(const v1::ResultChunk& chunk) {
     if (chunk.offset() != file_.size_bytes()) {
       return absl::DataLossError(absl::StrCat("received bytes from ", chunk.offset(),
@@ -149,17 +67,12 @@ class EventSink {
                                               " were due"));
     }
     RETURN_IF_ERROR(file_.Write(chunk.data()));
-    denoising_ = false;
-    state_ = {.stage = "receiving", .received_bytes = file_.size_bytes()};
-    bar_.Update(state_);
+    progress_.TakeReceived(file_.size_bytes());
     return absl::OkStatus();
   }
 
   OutputFile& file_;
-  ProgressBar& bar_;
-  ProgressState state_;
-  bool denoising_ = false;
-  bool settings_noted_ = false;
+  JobProgress progress_;
   std::optional<v1::Result> result_;
 };
 

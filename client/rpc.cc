@@ -23,6 +23,7 @@ std::string FlagOf(const std::string& field) {
   static constexpr std::pair<absl::string_view, absl::string_view> kFlags[] = {
       {"prompt", "--prompt"},
       {"negative_prompt", "--negative-prompt"},
+      {"request_id", "--request-id"},
       {"output_format", "--output"},
       {"settings.width", "--width"},
       {"settings.height", "--height"},

@@ -39,7 +39,8 @@ TEST(FrontendTest, StreamsStatesStepsAndTheVideoInOrder) {
   harness.Start();
   for (v1::OutputFormat format : {v1::OUTPUT_FORMAT_UNSPECIFIED, v1::OUTPUT_FORMAT_PNG_SHEET,
                                   v1::OUTPUT_FORMAT_SAFETENSORS}) {
-    v1::GenerateRequest request = FrontendHarness::Request("a prompt", "job-1");
+    const std::string id = absl::StrCat("job-", format);
+    v1::GenerateRequest request = FrontendHarness::Request("a prompt", id);
     request.set_output_format(format);
     TestCall call(harness.channel(), request);
     const grpc::Status status = call.Finish();
@@ -57,7 +58,7 @@ TEST(FrontendTest, StreamsStatesStepsAndTheVideoInOrder) {
                                    "JOB_STATE_DENOISING", "step 1", "step 2", "step 3", "step 4",
                                    "JOB_STATE_DECODING", "chunk", "JOB_STATE_SUCCEEDED"));
     const v1::Job& job = call.last_job();
-    EXPECT_EQ(job.id(), "job-1");
+    EXPECT_EQ(job.id(), id);
     EXPECT_EQ(job.settings().num_inference_steps(), 4);
     EXPECT_EQ(job.settings().solver(), "unipc");
     EXPECT_EQ(job.result().size_bytes(), static_cast<int64_t>(call.video().size()));
@@ -148,23 +149,6 @@ TEST(FrontendTest, AFullQueueAnswersAtOnceWithRetryInfo) {
   harness.Touch("go");
   EXPECT_TRUE(running.Finish().ok());
   EXPECT_TRUE(waiting.Finish().ok());
-}
-
-TEST(FrontendTest, ARequestIdInFlightIsRefusedAndTheFirstGoesOn) {
-  FrontendHarness harness;
-  harness.Start();
-  TestCall first(harness.channel(),
-                 FrontendHarness::Request("hold_step=1:" + harness.Path("go"), "same"));
-  ASSERT_TRUE(first.ReadUntilStep(1));
-  EXPECT_EQ(
-      TestCall(harness.channel(), FrontendHarness::Request("x", "same")).Finish().error_code(),
-      StatusCode::ALREADY_EXISTS);
-  EXPECT_EQ(
-      TestCall(harness.channel(), FrontendHarness::Request("x", "same")).Finish().error_code(),
-      StatusCode::ALREADY_EXISTS);
-  harness.Touch("go");
-  EXPECT_TRUE(first.Finish().ok());
-  EXPECT_TRUE(TestCall(harness.channel(), FrontendHarness::Request("x", "same")).Finish().ok());
 }
 
 TEST(FrontendTest, ACancelledRunStopsAtTheNextStepAndTheSameWorkerServesTheNextJob) {
@@ -311,51 +295,18 @@ TEST(FrontendTest, HealthFollowsTheWorker) {
   EXPECT_EQ(harness.Health(), HealthCheckResponse::SERVING);
 }
 
-TEST(FrontendTest, ASlowReaderHoldsBackItsBytesAndGetsThemAll) {
-  FrontendHarness harness;
-  harness.options().links.result_limits = {.messages = 64, .bytes = int64_t{4} << 20};
-  harness.options().supervisor.heartbeat_timeout = absl::Milliseconds(500);
-  harness.Start();
-  TestCall slow(harness.channel(), BigRequest());
-  ASSERT_TRUE(slow.ReadUntil([](const v1::GenerateEvent& event) { return event.has_chunk(); }));
-  int64_t most = 0;
-  const absl::Time end = absl::Now() + absl::Seconds(1);
-  // Longer than the heartbeat timeout: a rank that is not read is not taken for dead.
-  while (absl::Now() < end) {
-    most = std::max(most, harness.frontend().result_bytes_waiting(0));
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  EXPECT_GE(most, int64_t{4} << 20);
-  EXPECT_LE(most, int64_t{5} << 20);
-  const grpc::Status status = slow.Finish();
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_GT(slow.video().size(), 25'000'000u);
-  EXPECT_EQ(slow.last_job().result().sha256(), Sha256Of(slow.video()));
-  EXPECT_EQ(harness.frontend().result_bytes_waiting(0), 0);
-}
-
-TEST(FrontendTest, ASlowReaderWhoseResultFitsDoesNotHoldUpTheRank) {
-  FrontendHarness harness;
-  harness.options().links.result_limits = {.messages = 64, .bytes = int64_t{64} << 20};
-  harness.Start();
-  TestCall slow(harness.channel(), BigRequest());
-  ASSERT_TRUE(slow.ReadUntil([](const v1::GenerateEvent& event) { return event.has_chunk(); }));
-  EXPECT_TRUE(TestCall(harness.channel(), FrontendHarness::Request("x")).Finish().ok());
-  EXPECT_TRUE(slow.Finish().ok());
-  EXPECT_EQ(slow.last_job().result().sha256(), Sha256Of(slow.video()));
-}
-
-TEST(FrontendTest, AClientThatNeverReadsIsGivenUpAndTheRankServesOthers) {
+TEST(FrontendTest, AClientThatDoesNotReadHoldsUpNobodyAndGetsEveryByteWhenItDoes) {
   FrontendHarness harness;
   harness.options().links.result_limits = {.messages = 64, .bytes = int64_t{2} << 20};
-  harness.options().scheduler.client_stall_timeout = absl::Milliseconds(300);
   harness.Start();
   TestCall stuck(harness.channel(), BigRequest());
   ASSERT_TRUE(stuck.ReadUntilState(v1::JOB_STATE_DECODING));
   EXPECT_TRUE(TestCall(harness.channel(), FrontendHarness::Request("x")).Finish().ok());
+  EXPECT_EQ(harness.frontend().result_bytes_waiting(0), 0);
   const grpc::Status status = stuck.Finish();
-  EXPECT_EQ(status.error_code(), StatusCode::ABORTED);
-  EXPECT_EQ(Detail<google::rpc::ErrorInfo>(status).reason(), "CLIENT_TOO_SLOW");
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GT(stuck.video().size(), 25'000'000u);
+  EXPECT_EQ(stuck.last_job().result().sha256(), Sha256Of(stuck.video()));
 }
 
 TEST(FrontendTest, AModelThatCannotBeLoadedEndsTheServerWithTheReason) {
@@ -397,12 +348,13 @@ TEST(FrontendTest, AnAddressInUseIsRefused) {
   first.Start();
   FrontendOptions options = first.options();
   options.listen = first.frontend().address();
+  options.store.folder = first.Path("other");
   const auto second = Frontend::Start(options, NewTestCard());
   EXPECT_TRUE(absl::IsUnavailable(second.status())) << second.status();
   EXPECT_THAT(second.status().message(), HasSubstr(options.listen));
 }
 
-TEST(FrontendTest, ShutdownFinishesWhatRunsAndEndsWhatWaits) {
+TEST(FrontendTest, ShutdownFinishesWhatRunsAndEndsTheCallsThatWait) {
   FrontendHarness harness;
   harness.Start();
   TestCall running(harness.channel(),

@@ -99,6 +99,9 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
+  options.store = {.folder = config.data_dir, .bytes_max = config.jobs_result_bytes_max};
+  options.jobs = {.result_ttl = config.jobs_result_ttl,
+                  .result_bytes_max = config.jobs_result_bytes_max};
   options.links.build_id = BuildId();
   options.supervisor.worker_binary = layout.executable_dir / "dlo-worker";
   options.supervisor.worker_arguments = {

@@ -28,7 +28,17 @@ constexpr char kConfigVariable[] = "DLO_CONFIG";
 // Linux keeps the path of a unix socket in 108 bytes, the last of them zero.
 constexpr size_t kSocketPathBytesMax = 107;
 
-ConfigSchema ServeSchema(const std::string& default_model) {
+// Where what a user's programs keep belongs, by the XDG base directory specification.
+std::string DefaultDataDir(const std::map<std::string, std::string>& environment) {
+  const auto state = environment.find("XDG_STATE_HOME");
+  // A relative path there is to be passed over.
+  if (state != environment.end() && absl::StartsWith(state->second, "/")) {
+    return state->second + "/dlo";
+  }
+  return "~/.local/state/dlo";
+}
+
+ConfigSchema ServeSchema(const std::string& default_model, const std::string& default_data_dir) {
   return {
       {.key = "model.path",
        .type = ConfigType::kPathOrName,
@@ -56,8 +66,8 @@ ConfigSchema ServeSchema(const std::string& default_model) {
       {.key = "data_dir",
        .type = ConfigType::kPath,
        .flag = "--data-dir",
-       .fallback = "~/.local/share/dlo",
-       .help = "folder for what the server keeps"},
+       .fallback = default_data_dir,
+       .help = "folder of jobs and their results, for one server at a time"},
       {.key = "parallel.dp",
        .type = ConfigType::kInt,
        .flag = "--dp",
@@ -126,6 +136,16 @@ ConfigSchema ServeSchema(const std::string& default_model) {
        .fallback = "10m",
        .help = "a worker that gets no further for so long (stages, steps, frames) is restarted; "
                "longer than any single step takes"},
+      {.key = "jobs.result_ttl",
+       .type = ConfigType::kDuration,
+       .flag = "--result-ttl",
+       .fallback = "24h",
+       .help = "how long an ended job and its result are kept"},
+      {.key = "jobs.result_bytes_max",
+       .type = ConfigType::kBytes,
+       .flag = "--result-bytes-max",
+       .fallback = "10GiB",
+       .help = "room for results; beyond it the oldest are removed before their time"},
       {.key = "shutdown.grace",
        .type = ConfigType::kDuration,
        .flag = "--shutdown-grace",
@@ -195,6 +215,13 @@ std::vector<std::string> FindProblems(const Config& config) {
   if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
     add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
   }
+  const std::string data_dir = config.Path("data_dir").string();
+  if (config.IsDefault("data_dir") && absl::StrContains(data_dir, "/~/")) {
+    add("data_dir", data_dir, "HOME is not set; set --data-dir or data_dir to a folder");
+  }
+  if (config.Bytes("jobs.result_bytes_max") == 0) {
+    add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
+  }
   const std::string& transfer = config.String("offload.transfer");
   if (transfer == "allgather") {
     add("offload.transfer", transfer,
@@ -238,6 +265,8 @@ ServeConfig ToServeConfig(const Config& config) {
                                      : WaveCompatibility::kStrict,
                 .stall_timeout = config.Duration("wave.stall_timeout")};
   serve.queue_max_waiting = integer("queue.max_waiting");
+  serve.jobs_result_ttl = config.Duration("jobs.result_ttl");
+  serve.jobs_result_bytes_max = config.Bytes("jobs.result_bytes_max");
   serve.shutdown_grace = config.Duration("shutdown.grace");
   serve.worker_threads = integer("worker.threads");
   serve.log_level = config.String("log.level");
@@ -355,7 +384,8 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
   // Without a demo model the default is one that is refused below, unless another model is
   // configured.
   constexpr char kNoModel[] = "(none)";
-  const ConfigSchema schema = ServeSchema(demo.ok() ? demo->string() : kNoModel);
+  const ConfigSchema schema =
+      ServeSchema(demo.ok() ? demo->string() : kNoModel, DefaultDataDir(environment));
   ASSIGN_OR_RETURN(const CommandLine line, ParseCommandLine(argc, argv, schema));
   ServeCommand command;
   if (!line.text.empty()) {

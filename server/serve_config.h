@@ -50,7 +50,7 @@ struct ServeConfig {
   std::string device = "cpu";              // "cpu" or "cuda"
   std::string listen = "127.0.0.1:50051";  // gRPC: HOST:PORT (port 0: any free one) or unix:/PATH
   std::string metrics_listen;              // HOST:PORT; empty: no metrics are served
-  std::filesystem::path data_dir;          // absolute; made when something is first written to it
+  std::filesystem::path data_dir;          // absolute; jobs and their results; see job_store.h
   Parallel parallel;
   Offload offload;
   // Requests that run together where replicas share their weights; without that a wave is a
@@ -62,6 +62,8 @@ struct ServeConfig {
   };
   Wave wave;
   int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
+  absl::Duration jobs_result_ttl = absl::Hours(24);   // from a job's end to its removal
+  int64_t jobs_result_bytes_max = int64_t{10} << 30;  // of all results and records together
   absl::Duration shutdown_grace = absl::Minutes(5);  // for running requests after SIGTERM
   int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
   std::string log_level = "info";

@@ -70,6 +70,33 @@ TEST(ServeConfigTest, WithoutArgumentsTheDemoModelIsServed) {
   EXPECT_EQ(command->config.parallel.dp, 1);
   EXPECT_EQ(command->config.offload.slots, 2);
   EXPECT_TRUE(command->config.data_dir.is_absolute());
+  EXPECT_EQ(command->config.jobs_result_ttl, absl::Hours(24));
+  EXPECT_EQ(command->config.jobs_result_bytes_max, int64_t{10} << 30);
+}
+
+TEST(ServeConfigTest, JobsAreKeptInTheXdgStateFolder) {
+  EXPECT_EQ(Parse({}, {{"XDG_STATE_HOME", "/state"}})->config.data_dir, "/state/dlo");
+  // The specification has a relative one passed over.
+  for (const std::map<std::string, std::string>& environment :
+       {std::map<std::string, std::string>{}, {{"XDG_STATE_HOME", "state"}}}) {
+    EXPECT_THAT(Parse({}, environment)->config.data_dir.string(),
+                ::testing::EndsWith(".local/state/dlo"));
+  }
+}
+
+TEST(ServeConfigTest, WithoutAHomeADataFolderMustBeConfigured) {
+  const std::string home = getenv("HOME") == nullptr ? "" : getenv("HOME");
+  unsetenv("HOME");
+  const absl::Status status = Parse({}).status();
+  const bool with_flag = Parse({"--data-dir", "/d"}).ok();
+  if (!home.empty()) setenv("HOME", home.c_str(), 1);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("HOME is not set"), HasSubstr("--data-dir")));
+  EXPECT_TRUE(with_flag);
+}
+
+TEST(ServeConfigTest, ResultsNeedRoom) {
+  const absl::Status status = Parse({"--result-bytes-max", "0"}).status();
+  EXPECT_THAT(status.message(), HasSubstr("jobs.result_bytes_max is 0"));
 }
 
 TEST(ServeConfigTest, AnInstalledTreeBringsItsOwnDemoModel) {
@@ -151,6 +178,10 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "2",
                                                       "--max-waiting",
                                                       "7",
+                                                      "--result-ttl",
+                                                      "2h",
+                                                      "--result-bytes-max",
+                                                      "3GiB",
                                                       "--shutdown-grace",
                                                       "90s",
                                                       "--wave-max-wait",
@@ -171,6 +202,8 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.data_dir, "/d");
   EXPECT_EQ(command->config.parallel.dp, 4);
   EXPECT_EQ(command->config.queue_max_waiting, 7);
+  EXPECT_EQ(command->config.jobs_result_ttl, absl::Hours(2));
+  EXPECT_EQ(command->config.jobs_result_bytes_max, int64_t{3} << 30);
   EXPECT_EQ(command->config.shutdown_grace, absl::Seconds(90));
   EXPECT_EQ(command->config.wave.max_wait, absl::Milliseconds(250));
   EXPECT_EQ(command->config.wave.compatibility, WaveCompatibility::kSchedule);

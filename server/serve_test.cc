@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/convert.h"
 #include "server/testing/frontend_harness.h"
 
 namespace dlo {
@@ -65,7 +66,7 @@ class ServeTest : public testing::Test {
 
   void Start(std::vector<std::string> arguments) {
     const std::string binary = (folder_ / "bin/dlo-serve").string();
-    arguments.insert(arguments.begin(), binary);
+    arguments.insert(arguments.begin(), {binary, "--data-dir=" + (folder_ / "data").string()});
     const std::string log = (folder_ / "log").string();
     const std::string tmp = "TMPDIR=" + (folder_ / "tmp").string();
     std::vector<char*> argv;
@@ -206,6 +207,89 @@ TEST_F(ServeTest, AKilledServerTakesAllItsWorkersAlong) {
   kill(pid_, SIGKILL);
   EXPECT_TRUE(WIFSIGNALED(WaitExit()));
   for (const int worker : workers) EXPECT_TRUE(WaitFor([&] { return !IsAlive(worker); }));
+}
+
+v1::Job Submit(v1::VideoGeneration::Stub& stub, const v1::GenerateRequest& request) {
+  grpc::ClientContext context;
+  context.set_wait_for_ready(true);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTestTimeout));
+  v1::Job job;
+  const grpc::Status status = stub.SubmitJob(&context, request, &job);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return job;
+}
+
+// The last Job that WatchJob tells, or the first in `state`.
+v1::Job WatchUntil(v1::VideoGeneration::Stub& stub, const std::string& id,
+                   v1::JobState state = v1::JOB_STATE_UNSPECIFIED) {
+  grpc::ClientContext context;
+  context.set_wait_for_ready(true);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTestTimeout));
+  v1::WatchJobRequest request;
+  request.set_id(id);
+  v1::Job job;
+  v1::GenerateEvent event;
+  const auto reader = stub.WatchJob(&context, request);
+  while (reader->Read(&event)) {
+    if (event.has_job()) job = event.job();
+    if (event.has_job() && job.state() == state) context.TryCancel();
+  }
+  reader->Finish();
+  return job;
+}
+
+TEST_F(ServeTest, AfterAKillQueuedJobsRunThoseThatRanHaveFailedAndResultsAreThere) {
+  const std::string address = "unix:" + (folder_ / "public.sock").string();
+  Start({"--listen=" + address});
+  WaitServing();
+  auto stub = v1::VideoGeneration::NewStub(ChannelTo(address));
+  Submit(*stub, FrontendHarness::Request("x", "ended"));
+  const v1::Job ended = WatchUntil(*stub, "ended");
+  ASSERT_EQ(ended.state(), v1::JOB_STATE_SUCCEEDED);
+  const std::string hold = "hold_step=1:" + (folder_ / "never").string();
+  Submit(*stub, FrontendHarness::Request(hold, "running"));
+  EXPECT_EQ(WatchUntil(*stub, "running", v1::JOB_STATE_DENOISING).state(), v1::JOB_STATE_DENOISING);
+  std::vector<v1::Job> waiting;
+  for (const char* id : {"w0", "w1", "w2"}) {
+    waiting.push_back(Submit(*stub, FrontendHarness::Request("x", id)));
+    EXPECT_EQ(waiting.back().state(), v1::JOB_STATE_QUEUED);
+  }
+  kill(pid_, SIGKILL);
+  EXPECT_TRUE(WIFSIGNALED(WaitExit()));
+
+  Start({"--listen=" + address});
+  stub = v1::VideoGeneration::NewStub(ChannelTo(address));
+  const v1::Job lost = WatchUntil(*stub, "running");
+  EXPECT_EQ(lost.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(lost.failure().reason(), "SERVER_RESTARTED");
+  EXPECT_THAT(lost.failure().message(), HasSubstr("JOB_STATE_DENOISING"));
+  absl::Time last_start = absl::InfinitePast();
+  for (const v1::Job& before : waiting) {
+    // Sent again, as by a client that did not get its answer.
+    EXPECT_EQ(Submit(*stub, FrontendHarness::Request("other", before.id())).create_time().nanos(),
+              before.create_time().nanos());
+    const v1::Job after = WatchUntil(*stub, before.id());
+    EXPECT_EQ(after.state(), v1::JOB_STATE_SUCCEEDED) << after.ShortDebugString();
+    EXPECT_EQ(after.settings().SerializeAsString(), before.settings().SerializeAsString());
+    // In the order in which they were queued.
+    EXPECT_GT(FromProto(after.start_time()), last_start);
+    last_start = FromProto(after.start_time());
+  }
+  EXPECT_EQ(Submit(*stub, FrontendHarness::Request("x", "ended")).SerializeAsString(),
+            ended.SerializeAsString());
+  EXPECT_EQ(fs::file_size(folder_ / "data/results/ended.result"),
+            static_cast<uintmax_t>(ended.result().size_bytes()));
+}
+
+TEST_F(ServeTest, ASecondServerOnTheSameDataExitsWithTheReason) {
+  Start({"--listen=127.0.0.1:0"});
+  WaitServing();
+  const pid_t first = pid_;
+  Start({"--listen=127.0.0.1:0"});
+  const int status = WaitExit();
+  pid_ = first;
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_THAT(Log(), HasSubstr(absl::StrCat("in use by another dlo-serve (process ", first, ")")));
 }
 
 TEST_F(ServeTest, PrintsThePortThatItChose) {

@@ -66,6 +66,8 @@ class FrontendHarness {
 
   FrontendOptions& options() { return options_; }
   void Start();
+  // Ends the server without grace. It can be started again on the same data.
+  void Stop() { frontend_.reset(); }
   Frontend& frontend() { return *frontend_; }
   std::shared_ptr<grpc::Channel> channel();
 
