@@ -426,31 +426,31 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     if (!writer_) {
       absl::StatusOr<ResultWriter> writer =
           ResultWriter::Create(manager_->store_->ResultPath(spec_.id));
-      if (!writer.ok()) return Fail(ResultFailure(writer.status()));
+      if (!writer.ok()) return FailResult(ResultFailure(writer.status()));
       writer_.emplace(*std::move(writer));
     }
     const int64_t limit = manager_->options_.result_bytes_max;
     if (chunk.offset() != writer_->size_bytes()) return FailGap(chunk.offset());
     if (writer_->size_bytes() + static_cast<int64_t>(chunk.data().size()) > limit) {
-      return Fail(StatusWithReason(
+      return FailResult(StatusWithReason(
           grpc::StatusCode::RESOURCE_EXHAUSTED, "RESULT_TOO_LARGE",
           absl::StrCat("the video has more than jobs.result_bytes_max (", limit, ") bytes")));
     }
     const absl::Status written = writer_->Write(chunk.data());
-    if (!written.ok()) Fail(ResultFailure(written));
+    if (!written.ok()) FailResult(ResultFailure(written));
   }
 
   void TakeFinished(v1::WaveFinished finished) {
     const int64_t received = writer_ ? writer_->size_bytes() : 0;
     if (received == 0 || finished.size_bytes() != received) return FailGap(finished.size_bytes());
     if (const std::string sha256 = writer_->Sha256Hex(); sha256 != finished.sha256()) {
-      return Fail(StatusWithReason(
+      return FailResult(StatusWithReason(
           grpc::StatusCode::DATA_LOSS, "RESULT_CORRUPT",
           absl::StrCat("the video that came has SHA-256 ", sha256, ", the worker made ",
                        Clip(finished.sha256(), kIdShownMax))));
     }
     const absl::Status committed = writer_->Commit();
-    if (!committed.ok()) return Fail(ResultFailure(committed));
+    if (!committed.ok()) return FailResult(ResultFailure(committed));
     const auto fill = [&finished](v1::Job* job) {
       const int steps = job->settings().num_inference_steps();
       job->mutable_progress()->set_step(steps);
@@ -471,10 +471,16 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   }
 
   void FailGap(int64_t position) {
-    Fail(StatusWithReason(
+    FailResult(StatusWithReason(
         grpc::StatusCode::INTERNAL, "RESULT_INCOMPLETE",
         absl::StrCat("the worker's result has a gap: ", writer_ ? writer_->size_bytes() : 0,
                      " bytes came, the next message stands at ", position)));
+  }
+
+  // The part that was written goes first: it may hold the room that the record needs.
+  void FailResult(const grpc::Status& status) {
+    writer_.reset();
+    Fail(status);
   }
 
   JobManager* const manager_;
@@ -634,13 +640,14 @@ void JobManager::List(const v1::ListJobsRequest& request, ListReply reply) {
           response.set_next_page_token(PageToken(records->back().sequence, states));
         }
         for (const JobRecord& record : *records) {
-          v1::Job* job = response.add_jobs();
-          job->ParseFromString(record.job);
-          // The steps in between are not recorded.
-          const std::shared_ptr<LiveJob> live = FindLive(record.id);
-          if (live == nullptr) continue;
-          const v1::Job now = live->snapshot();
-          if (now.state() == job->state()) *job = now;
+          v1::Job job;
+          job.ParseFromString(record.job);
+          // A live job may be further than its record: in its steps, or with an end that the disk
+          // had no room for.
+          if (const std::shared_ptr<LiveJob> live = FindLive(record.id)) job = live->snapshot();
+          const bool asked_for =
+              states.empty() || std::binary_search(states.begin(), states.end(), job.state());
+          if (asked_for) *response.add_jobs() = std::move(job);
         }
         reply(grpc::Status::OK, std::move(response));
       });

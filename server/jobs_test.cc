@@ -577,11 +577,15 @@ TEST_F(JobsTest, WhenRecordsCannotBeWrittenNothingIsAcceptedAndEndsAreToldAllThe
   EXPECT_TRUE(watch.Finish().ok());
   const v1::Job told = watch.last_job();
   const v1::Job got = Get("running");
+  v1::ListJobsResponse list;
+  EXPECT_TRUE(stub_->ListJobs(NewContext().get(), {}, &list).ok());
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_FALSE(refused.ok());
   EXPECT_EQ(told.state(), v1::JOB_STATE_FAILED);
   EXPECT_EQ(told.failure().reason(), "DISK_FULL");
   EXPECT_EQ(got.SerializeAsString(), told.SerializeAsString());
+  ASSERT_EQ(list.jobs_size(), 1);
+  EXPECT_EQ(list.jobs(0).SerializeAsString(), told.SerializeAsString());
   Submit("x", "late");
   EXPECT_EQ(WaitEnd("late").state(), v1::JOB_STATE_SUCCEEDED);
   Restart();
