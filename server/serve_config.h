@@ -64,7 +64,7 @@ struct ServeConfig {
   int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
   absl::Duration jobs_result_ttl = absl::Hours(24);   // from a job's end to its removal
   int64_t jobs_result_bytes_max = int64_t{10} << 30;  // of all results and records together
-  absl::Duration shutdown_grace = absl::Minutes(5);  // for running requests after SIGTERM
+  absl::Duration shutdown_grace = absl::Minutes(5);   // for running requests after SIGTERM
   int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
   std::string log_level = "info";
 };

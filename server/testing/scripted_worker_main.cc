@@ -5,6 +5,7 @@
 //   --load-hold=PATH    loads until PATH exists; %r in it is the rank
 //   --build-id=TEXT     pretends to be of another build
 //   --stray             sends replies of other waves before each of its own last ones
+//   --send-hold=PATH    waits after the first of several chunks of a video until PATH exists
 #include <grpcpp/create_channel_posix.h>
 #include <signal.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
@@ -25,10 +27,12 @@ namespace dlo {
 namespace {
 
 // A worker that knows the link and not its rules.
-class StrayWorker : public LinkHandler {
+class LooseWorker : public LinkHandler {
  public:
-  explicit StrayWorker(const WorkerOptions& options)
-      : pipeline_(NewScriptedPipeline()),
+  LooseWorker(const WorkerOptions& options, bool stray, std::string send_hold)
+      : stray_(stray),
+        send_hold_(std::move(send_hold)),
+        pipeline_(NewScriptedPipeline()),
         runner_(pipeline_.get(), options.rank, [this](v1::FromWorker m) { return Send(m); }) {
     v1::Hello hello;
     hello.set_protocol_version(kLinkProtocolVersion);
@@ -50,7 +54,7 @@ class StrayWorker : public LinkHandler {
 
  private:
   bool Send(const v1::FromWorker& message) {
-    if (message.has_finished()) {
+    if (stray_ && message.has_finished()) {
       for (const uint64_t wave :
            {message.finished().wave_id() - 1, message.finished().wave_id() + 9}) {
         v1::FromWorker stray = message;
@@ -66,9 +70,17 @@ class StrayWorker : public LinkHandler {
         link_->Send(stray);
       }
     }
-    return link_->Send(message);
+    const bool sent = link_->Send(message);
+    // Only the chunks before the last are as large.
+    const bool holds = !send_hold_.empty() && message.has_chunk() &&
+                       message.chunk().chunk().offset() == 0 &&
+                       message.chunk().chunk().data().size() == size_t{1} << 20;
+    while (holds && !std::filesystem::exists(send_hold_)) absl::SleepFor(absl::Milliseconds(2));
+    return sent;
   }
 
+  const bool stray_;
+  const std::string send_hold_;
   const std::unique_ptr<VideoPipeline> pipeline_;
   WaveRunner runner_;
   std::unique_ptr<LinkClient> link_;
@@ -82,6 +94,7 @@ int main(int argc, char** argv) {
   dlo::WorkerOptions options;
   std::string load_error;
   std::string load_hold;
+  std::string send_hold;
   int load_signal = 0;
   bool stray = false;
   app.allow_extras();
@@ -93,10 +106,11 @@ int main(int argc, char** argv) {
   app.add_option("--load-signal", load_signal);
   app.add_option("--load-hold", load_hold);
   app.add_flag("--stray", stray);
+  app.add_option("--send-hold", send_hold);
   CLI11_PARSE(app, argc, argv);
   load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
-  if (stray) {
-    const dlo::StrayWorker worker(options);
+  if (stray || !send_hold.empty()) {
+    const dlo::LooseWorker worker(options, stray, send_hold);
     while (true) pause();
   }
   return dlo::RunWorker(options, [&]() -> absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> {
