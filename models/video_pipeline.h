@@ -56,9 +56,9 @@ class GenerationObserver {
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
-  absl::Duration decode;  // including the time OnFrames took
+  absl::Duration decode;          // including the time OnFrames took
   int64_t device_bytes_peak = 0;  // weights, slots and activations
-  int64_t bus_bytes = 0;  // streamed from host to device
+  int64_t bus_bytes = 0;          // streamed from host to device
 };
 
 class VideoPipeline {

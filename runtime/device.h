@@ -30,7 +30,8 @@ enum class DeviceKind { kCpu, kCuda };
 absl::StatusOr<DeviceKind> ParseDeviceKind(absl::string_view name);
 
 struct DeviceMemory {
-  int64_t used_bytes = 0;  // in live buffers of this process; on CUDA with what libtorch has allocated
+  int64_t used_bytes =
+      0;  // in live buffers of this process; on CUDA with what libtorch has allocated
   int64_t peak_bytes = 0;  // the largest used_bytes since ResetPeak
 };
 
