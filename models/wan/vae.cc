@@ -159,7 +159,7 @@ class WanVae::Encoder {
 };
 
 WanVae::WanVae(const WanVaeConfig& config, const VaeWeightSource& weights, WanVaeOptions options)
-    : config_(config), options_(std::move(options)) {
+    : config_(config), options_(options) {
   const c10::NoGradGuard no_grad;
   if (options_.tiling) {
     const WanVaeTiling& t = *options_.tiling;
