@@ -1,21 +1,25 @@
 // Streams blocks from host memory through a few device slots, ahead of the computing.
 //
-//   ASSIGN_OR_RETURN(auto streamer, BlockStreamer::Create(device, rings, {.slots = 2},
-//   communicator)); RETURN_IF_ERROR(streamer->Start(plan)); for (...) { ASSIGN_OR_RETURN(BlockLease
-//   block, streamer->Acquire(ring)); Compute(block); }
+//   ASSIGN_OR_RETURN(auto streamer,
+//                    BlockStreamer::Create(device, rings, {.slots = 2}, communicator));
+//   RETURN_IF_ERROR(streamer->Start(plan));
+//   for (...) {
+//     ASSIGN_OR_RETURN(BlockLease block, streamer->Acquire(ring));
+//     Compute(block);
+//   }
 //
 // A worker has one streamer: all its rings (both experts, the text encoder) share the slots and one
 // sequence of visits, the plan's. Each visit v passes two moves, with k slots and two intake
 // buffers:
 //
-//     move       AllGather                      rank-local, staged              rank-local
-//     fill(v)    copy:  shard -> buffer v % 2   pack: pages -> buffer v % 2     -
-//     deliver(v) comm:  gather -> slot v % k    copy: buffer -> slot v % k      copy: block -> slot
-//     v % k
+//     move        AllGather                    rank-local, staged           rank-local
+//     fill(v)     copy: shard -> buffer v % 2  pack: pages -> buffer v % 2  -
+//     deliver(v)  comm: gather -> slot v % k   copy: buffer -> slot v % k   copy: block -> slot v % k
 //
-//     fill(v)    waits for delivered(v - 2): its buffer is free;                then records
-//     filled(v) deliver(v) waits for filled(v) and released(v - k): its slot is free;     then
-//     records delivered(v) compute(v) waits for delivered(v); then records released(v)
+//     move        waits for                                           then records
+//     fill(v)     delivered(v - 2): its buffer is free                filled(v)
+//     deliver(v)  filled(v), and released(v - k): its slot is free    delivered(v)
+//     compute(v)  delivered(v)                                        released(v)
 //
 // Acquire(v) first enqueues deliver up to v + k - 1 and fill one further, then makes the compute
 // stream wait. Every event waited for has been recorded before the wait is enqueued, and all ranks

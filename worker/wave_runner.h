@@ -1,8 +1,8 @@
 // Runs one assignment: pipeline, encoder beside it, and the messages that tell dlo-serve of both.
 //
-//   WaveRunner runner(pipeline.get(), rank, [&](v1::FromWorker message) { return
-//   link.Send(std::move(message)); }); runner.Run(assignment);   // ends with WaveFinished or
-//   WaveFailed
+//   WaveRunner runner(pipeline.get(), rank,
+//                     [&](v1::FromWorker message) { return link.Send(std::move(message)); });
+//   runner.Run(assignment);  // ends with WaveFinished or WaveFailed
 //
 // Run belongs to one thread and never fails: whatever goes wrong in a request is told in
 // WaveFailed, and the next one can run. Cancel and CurrentHeartbeat are thread-safe. The pipeline
