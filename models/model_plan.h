@@ -1,11 +1,17 @@
-// What a request asks of a model's weights, whatever the family. Torch-free.
+// What a request asks of a model's weights and of the machine, whatever the family. Torch-free.
 //
 //   ASSIGN_OR_RETURN(VisitPlan plan, VisitPlanOf(*card, settings));
+//   ASSIGN_OR_RETURN(RequestWork work, WorkOf(*card, DType::kBF16, {settings, "a red circle"}));
 //
 // Stateless; any thread.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "absl/status/statusor.h"
+#include "base/dtype.h"
 #include "models/model_card.h"
 #include "offload/visit_plan.h"
 
@@ -13,5 +19,28 @@ namespace dlo {
 
 // For settings that the card resolved. UNIMPLEMENTED for a card that is not ReadModelCard's.
 absl::StatusOr<VisitPlan> VisitPlanOf(const ModelCard& card, const VideoSettings& settings);
+
+struct RequestToPlan {
+  VideoSettings settings;  // resolved
+  std::string prompt;
+  std::string negative_prompt;
+};
+
+struct RequestWork {
+  struct Ring {
+    std::string component;  // the repository's folder
+    int64_t bytes = 0;      // of all its blocks, each padded as it is streamed
+  };
+  VisitPlan plan;
+  std::vector<Ring> rings;  // as in the plan
+  // Floating-point operations of each stage, roughly.
+  double text_flops = 0;
+  double denoise_flops = 0;
+  double decode_flops = 0;
+};
+
+// With weights of `dtype`. Errors as VisitPlanOf.
+absl::StatusOr<RequestWork> WorkOf(const ModelCard& card, DType dtype,
+                                   const RequestToPlan& request);
 
 }  // namespace dlo

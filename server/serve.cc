@@ -95,6 +95,9 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
       DispatchDomains(topology, config.offload.transfer == ServeConfig::Transfer::kRankLocal
                                     ? WeightTransfer::kRankLocal
                                     : WeightTransfer::kNone);
+  const bool streams = config.offload.transfer == ServeConfig::Transfer::kRankLocal;
+  options.forecaster.transfer = streams ? "rank-local" : "none";
+  options.forecaster.streamed_share = streams ? 1 : 0;
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
@@ -129,6 +132,9 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =
         [card = shared_card](const JobSpec& spec) -> absl::StatusOr<std::string> {
@@ -155,6 +161,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
 int Serve(const ServeConfig& config, const InstallLayout& layout) {
   EndEvents end;
   StartLogging("dlo-serve", config.log_level);
+  for (const std::string& notice : config.notices) spdlog::warn("{}", notice);
   absl::StatusOr<std::unique_ptr<Frontend>> frontend = StartFrontend(config, layout, &end);
   if (!frontend.ok()) {
     spdlog::error("{}", std::string(frontend.status().message()));

@@ -72,6 +72,7 @@ void Supervisor::OnReady(int rank) {
       return;
     }
     domain.ready_since = absl::Now();
+    domain.ever_ready = true;
     domain.failed_starts = 0;
     if (!kill_at_) events_.on_ready(r.domain);
   });
@@ -318,7 +319,9 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   EndProcesses(domain);
   if (!AnyProcess(domain)) domain.phase = DomainPhase::kWaiting;
   events_.on_lost(ranks_[rank].domain, loss);
-  if (domain.failed_starts >= options_.start_attempts_max) GiveUp(ranks_[rank].domain, loss);
+  if (domain.failed_starts >= options_.start_attempts_max || IsPermanent(rank)) {
+    GiveUp(ranks_[rank].domain, loss);
+  }
 }
 
 void Supervisor::EndProcesses(Domain& domain) {
@@ -333,13 +336,28 @@ void Supervisor::EndProcesses(Domain& domain) {
   }
 }
 
+bool Supervisor::IsPermanent(int rank) const {
+  if (domains_[ranks_[rank].domain].ever_ready) return false;
+  switch (ranks_[rank].start_failure.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Supervisor::GiveUp(int d, const RankLoss& loss) {
   Domain& domain = domains_[d];
   domain.gave_up = true;
   const Rank& rank = ranks_[loss.rank];
-  const std::string message =
-      absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause, " (start ", rank.incarnation,
-                   "; giving up after ", domain.failed_starts, " in a row)");
+  const std::string message = absl::StrCat(
+      "the worker of rank ", loss.rank, " ", loss.cause,
+      IsPermanent(loss.rank) ? ""
+                             : absl::StrCat(" (start ", rank.incarnation, "; giving up after ",
+                                            domain.failed_starts, " in a row)"));
   if (!std::all_of(domains_.begin(), domains_.end(),
                    [](const Domain& other) { return other.gave_up; })) {
     spdlog::error("{}; the other replicas go on", message);

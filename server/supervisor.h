@@ -13,8 +13,9 @@
 //
 // A lost domain is started again, once none of its processes is left, after a back-off that doubles
 // with every loss and starts afresh once it has been ready for `stable_after`. After
-// `start_attempts_max` losses in a row before it was ready it is given up; when all domains are,
-// the supervisor gives up.
+// `start_attempts_max` losses in a row before it was ready it is given up, and at once where a
+// domain that was never ready fails for a reason that another start would meet again (a model that
+// is not there or not right); when all domains are given up, the supervisor gives up.
 //
 // One thread owns all state; public methods are thread-safe and do not block, except Stop. Events
 // come from that thread.
@@ -111,6 +112,7 @@ class Supervisor {
     absl::Time start_at;
     absl::Time kill_at;                     // kEnding
     std::optional<absl::Time> ready_since;  // kUp, once all its ranks are
+    bool ever_ready = false;
     bool gave_up = false;
 
     int losses = 0;         // in a row
@@ -127,6 +129,8 @@ class Supervisor {
   void CheckHealth(int rank);
   void HandleLoss(int rank, RankLoss loss);
   void EndProcesses(Domain& domain);
+  // Another start would end alike.
+  bool IsPermanent(int rank) const;
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;

@@ -1,5 +1,6 @@
 // dlo-worker: started by dlo-serve, one process per device.
 #include <malloc.h>
+#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -8,6 +9,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "models/video_pipeline.h"
+#include "proto/build_id.h"
 #include "worker/worker.h"
 
 namespace {
@@ -26,7 +28,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--link-fd", flags.worker.link_fd, "the link, an inherited descriptor")
       ->required();
   app.add_option("--rank", flags.worker.rank)->required();
+  // CLI11 takes -1 for 2^64 - 1.
   app.add_option("--incarnation", flags.worker.incarnation, "which start of the rank this is")
+      ->check(CLI::NonNegativeNumber)
       ->required();
   app.add_option("--model", flags.model, "folder of a diffusers repository")->required();
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
@@ -49,7 +53,10 @@ absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> Load(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // gRPC's own log lines would stand between ours; what they say comes back as an error of ours.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App app("dlo-worker runs one rank of a model. dlo-serve starts it; it is of no use alone.");
+  app.set_version_flag("--version", "dlo-worker " + std::string(dlo::BuildId()));
   Flags flags;
   AddFlags(app, flags);
   CLI11_PARSE(app, argc, argv);

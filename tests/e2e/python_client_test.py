@@ -62,7 +62,8 @@ class PythonClientTest(unittest.TestCase):
                 jobs.append(event.job)
                 states.append(type(event.job).DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number[event.job.state].name)
         self.assertEqual([s for s in steps if s > 0], [1, 2, 3, 4])
-        order = ["JOB_STATE_QUEUED", "JOB_STATE_ENCODING_TEXT", "JOB_STATE_DENOISING", "JOB_STATE_DECODING", "JOB_STATE_SUCCEEDED"]
+        order = ["JOB_STATE_QUEUED", "JOB_STATE_ADMITTED", "JOB_STATE_ENCODING_TEXT", "JOB_STATE_DENOISING", "JOB_STATE_DECODING",
+                 "JOB_STATE_SUCCEEDED"]
         self.assertEqual(sorted(set(states), key=order.index), sorted(set(states), key=states.index), "states in order")
         self.assertEqual(states[-1], "JOB_STATE_SUCCEEDED")
         for job in jobs:
