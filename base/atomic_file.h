@@ -31,8 +31,8 @@ class AtomicFile {
   // else has.
   static absl::StatusOr<AtomicFile> Create(std::filesystem::path path,
                                            const std::filesystem::path& temporary, mode_t mode);
-  // With what a temporary file that is there holds; it is read once, for the hash. UNAVAILABLE while
-  // another AtomicFile resumes it.
+  // With what a temporary file that is there holds; it is read once, for the hash. UNAVAILABLE
+  // while another AtomicFile resumes it.
   static absl::StatusOr<AtomicFile> Resume(std::filesystem::path path,
                                            const std::filesystem::path& temporary, mode_t mode);
 

@@ -14,7 +14,7 @@
 //
 //     move        AllGather                    rank-local, staged           rank-local
 //     fill(v)     copy: shard -> buffer v % 2  pack: pages -> buffer v % 2  -
-//     deliver(v)  comm: gather -> slot v % k   copy: buffer -> slot v % k   copy: block -> slot v % k
+//     deliver(v)  comm: gather -> slot v % k   copy: buffer -> slot v % k   copy: block -> v % k
 //
 //     move        waits for                                           then records
 //     fill(v)     delivered(v - 2): its buffer is free                filled(v)

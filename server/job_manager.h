@@ -16,8 +16,8 @@
 // back.
 //
 // Thread-safe; nothing blocks but Flush and the destructor. Replies come once each, on any thread,
-// and must not block. `scheduler` and `forecaster` outlive the manager; the scheduler has no job left
-// when it is destroyed.
+// and must not block. `scheduler` and `forecaster` outlive the manager; the scheduler has no job
+// left when it is destroyed.
 #pragma once
 
 #include <grpcpp/support/status.h>

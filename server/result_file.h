@@ -3,8 +3,8 @@
 //   ASSIGN_OR_RETURN(AtomicFile file, CreateResult("/data/results/a.result"));
 //   ASSIGN_OR_RETURN(ResultReader reader, ResultReader::Open("/data/results/a.result"));
 //
-// A reader goes on reading after its file was removed. Move-only; one thread at a time. Errors as in
-// base/atomic_file.h.
+// A reader goes on reading after its file was removed. Move-only; one thread at a time. Errors as
+// in base/atomic_file.h.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,9 @@
 //   DLO_CLONES void SquareAll(const float* from, int64_t n, float* to) { ... Square(from[i]) ... }
 #pragma once
 
-// Each function so marked is compiled for these instruction sets; the loader picks the best that the
-// machine has. Levels of the x86-64 ABI, not processor names: names would match one vendor only.
+// Each function so marked is compiled for these instruction sets; the loader picks the best that
+// the machine has. Levels of the x86-64 ABI, not processor names: names would match one vendor
+// only.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DLO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
