@@ -86,6 +86,20 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(first, again)
         self.assertNotEqual(first, other)
 
+    def test_validate_only_forecasts_and_runs_nothing(self):
+        request = {"prompt": PROMPT, "settings": FAST}
+        _, ran = self.api.video(**request)
+        events = list(self.api.generate(validate_only=True, request_id="asked", **request))
+        self.assertEqual(len(events), 1)
+        job = events[0].job
+        self.assertEqual((job.id, job.settings), ("", ran.settings))
+        self.assertFalse(ran.HasField("forecast"))
+        forecast = job.forecast
+        self.assertEqual([(run.component, run.passes) for run in forecast.plan], [("text_encoder", 2), ("transformer", 4)])
+        self.assertEqual((forecast.transfer, forecast.bus_bytes), ("none", 0))
+        self.assertGreater(forecast.denoise_flops, 0)
+        self.assertGreater(forecast.run_time.ToTimedelta().total_seconds(), 0)
+
     def test_an_unset_seed_is_chosen_and_reported(self):
         settings = {"num_inference_steps": 1}
         seeds = {self.api.video(prompt=PROMPT, settings=settings)[1].settings.seed for _ in range(2)}
