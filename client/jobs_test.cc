@@ -198,6 +198,7 @@ TEST_F(JobCommandsTest, SubmitSendsTheRequestAndPrintsTheId) {
   EXPECT_EQ(service_.submitted.output_format(), v1::OUTPUT_FORMAT_SAFETENSORS);
   EXPECT_FALSE(service_.submitted.validate_only());
 
+  service_.forecast.set_transfer("none");
   ran = Run({"submit", "--prompt", "-", "--validate-only"});
   EXPECT_EQ(ran.out,
             "32 x 32, 5 frames at 16 fps, 4 steps, guidance 5, shift 3, unipc, seed 7\n"
