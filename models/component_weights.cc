@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -28,16 +29,51 @@ std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
   return layouts;
 }
 
+// Reads one shard of a block: the tensors that reach into it go to `scratch`, which has room for
+// the block, and their bytes of the shard to `to`. What lies past the block's end is zero.
+absl::Status LoadShard(const Checkpoint& checkpoint, const BlockLayout& layout,
+                       const ShardOfBlocks& shard, const LoadOptions& options, std::byte* scratch,
+                       std::byte* to) {
+  const int64_t bytes = layout.shard_bytes(shard.count);
+  const int64_t begin = shard.index * bytes;
+  const int64_t end = std::min(begin + bytes, layout.total_bytes());
+  std::vector<TensorSpec> specs;
+  std::vector<std::byte*> destinations;
+  for (const BlockLayout::Tensor& tensor : layout.tensors()) {
+    if (tensor.offset >= end || tensor.offset + tensor.spec.bytes() <= begin) continue;
+    specs.push_back(tensor.spec);
+    destinations.push_back(scratch + tensor.offset);
+  }
+  LoadOptions partial = options;
+  partial.partial = true;
+  RETURN_IF_ERROR(LoadTensors(checkpoint, specs, destinations, partial));
+  const int64_t held = std::max<int64_t>(0, end - begin);
+  if (held > 0) std::memcpy(to, scratch + begin, held);
+  std::memset(to + held, 0, bytes - held);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+int64_t ComponentWeights::StreamedHostBytes(absl::Span<const TensorSpec> specs,
+                                            ShardOfBlocks shard) {
+  const std::vector<BlockLayout> layouts = Layouts(specs);
+  int64_t bytes = 0;
+  for (size_t i = 1; i < layouts.size(); ++i) bytes += layouts[i].shard_bytes(shard.count);
+  return bytes;
+}
 
 absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkpoint,
                                                         absl::Span<const TensorSpec> specs,
                                                         Device& device, const LoadOptions& options,
-                                                        BlockPlacement placement) {
+                                                        BlockPlacement placement,
+                                                        ShardOfBlocks shard) {
   std::vector<BlockLayout> layouts = Layouts(specs);
   const auto streamed = [placement](size_t i) {
     return i > 0 && placement == BlockPlacement::kStreamed;
   };
+  // The whole list at once, before any of it is read in parts.
+  RETURN_IF_ERROR(CheckTensors(checkpoint, specs, options));
 
   // Everything is read into host memory: where it stays, the CPU device's own, or on its way to
   // another device.
@@ -45,13 +81,19 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
   std::vector<DeviceBuffer> buffers(layouts.size());
   std::vector<TensorSpec> ordered;
   std::vector<std::byte*> destinations;
+  int64_t scratch_bytes = 0;
   for (size_t i = 0; i < layouts.size(); ++i) {
-    const int64_t bytes = layouts[i].total_bytes();
+    const int64_t bytes =
+        streamed(i) ? layouts[i].shard_bytes(shard.count) : layouts[i].total_bytes();
     if (!streamed(i)) {
       ASSIGN_OR_RETURN(buffers[i], device.Allocate(bytes));
     }
     if (streamed(i) || device.kind() != DeviceKind::kCpu) {
       ASSIGN_OR_RETURN(host[i], device.AllocateHost(bytes));
+    }
+    if (streamed(i) && shard.count > 1) {
+      scratch_bytes = std::max(scratch_bytes, layouts[i].total_bytes());
+      continue;
     }
     std::byte* base = host[i] != nullptr ? host[i]->data() : buffers[i].data();
     for (const BlockLayout::Tensor& tensor : layouts[i].tensors()) {
@@ -59,7 +101,16 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
       destinations.push_back(base + tensor.offset);
     }
   }
-  RETURN_IF_ERROR(LoadTensors(checkpoint, ordered, destinations, options));
+  LoadOptions partial = options;
+  partial.partial = true;
+  RETURN_IF_ERROR(LoadTensors(checkpoint, ordered, destinations, partial));
+  if (scratch_bytes > 0) {
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(scratch_bytes);
+    for (size_t i = 1; i < layouts.size(); ++i) {
+      RETURN_IF_ERROR(
+          LoadShard(checkpoint, layouts[i], shard, options, scratch.get(), host[i]->data()));
+    }
+  }
   for (size_t i = 0; i < layouts.size(); ++i) {
     if (host[i] == nullptr || streamed(i)) continue;
     RETURN_IF_ERROR(

@@ -31,13 +31,25 @@ namespace dlo {
 // BlockStreamer.
 enum class BlockPlacement { kResident, kStreamed };
 
+// Which part of each streamed block a process holds: one of `count` equal shards, or the whole.
+struct ShardOfBlocks {
+  int index = 0;
+  int count = 1;
+};
+
 class ComponentWeights {
  public:
-  // Reads every spec from the checkpoint. Errors as LoadTensors, RESOURCE_EXHAUSTED if device or
-  // host has no room.
-  static absl::StatusOr<ComponentWeights> Load(
-      const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs, Device& device,
-      const LoadOptions& options = {}, BlockPlacement placement = BlockPlacement::kResident);
+  // Reads every spec from the checkpoint; of streamed blocks only the tensors that the shard needs,
+  // one block at a time, so that the peak is the result plus a block. Errors as LoadTensors,
+  // RESOURCE_EXHAUSTED if device or host has no room.
+  static absl::StatusOr<ComponentWeights> Load(const Checkpoint& checkpoint,
+                                               absl::Span<const TensorSpec> specs, Device& device,
+                                               const LoadOptions& options = {},
+                                               BlockPlacement placement = BlockPlacement::kResident,
+                                               ShardOfBlocks shard = {});
+
+  // The host memory that Load takes for streamed blocks of these specs.
+  static int64_t StreamedHostBytes(absl::Span<const TensorSpec> specs, ShardOfBlocks shard);
 
   ComponentWeights(ComponentWeights&&) = default;
   ComponentWeights& operator=(ComponentWeights&&) = default;
@@ -46,8 +58,8 @@ class ComponentWeights {
   const at::Tensor& tensor(const std::string& name) const;
   at::Device device() const { return device_; }
 
-  // With kStreamed: what a streamer needs of the blocks. It points into this object (moving it
-  // keeps that valid).
+  // With kStreamed: what a streamer needs of the blocks, whose bytes are this process' shards. It
+  // points into this object (moving it keeps that valid).
   std::vector<HostBlock> host_blocks() const;
   // With kStreamed: to be called once, before ring(). `streamer` has the host blocks as its ring of
   // that index and outlives this object.

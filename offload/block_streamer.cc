@@ -122,6 +122,7 @@ absl::Status BlockStreamer::Start(VisitPlan plan) {
 
   plan_ = std::move(plan);
   cursor_ = fill_ = deliver_ = plan_.begin();
+  visit_.store(0, std::memory_order_relaxed);
   stats_ = {};
   return broken_ = Advance(-1);
 }
@@ -158,6 +159,7 @@ void BlockStreamer::Release() {
   absl::Status status = compute_stream_.Record(*released_[cursor_->visit() % num_slots()]);
   if (!status.ok()) broken_ = std::move(status);
   cursor_->Next();
+  visit_.store(cursor_->visit(), std::memory_order_relaxed);
 }
 
 absl::Status BlockStreamer::Finish() {

@@ -25,6 +25,7 @@
 // Nothing after Create allocates, logs, or creates an event. Belongs to one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -91,7 +92,8 @@ class BlockStreamer final : private LeaseOwner {
   // others of their group do.
   absl::Status Finish();
 
-  int64_t visit() const { return cursor_ ? cursor_->visit() : 0; }  // the next one
+  // The next one; any thread.
+  int64_t visit() const { return visit_.load(std::memory_order_relaxed); }
   const StreamerStats& stats() const { return stats_; }
 
   // slots x largest block + 2 x largest shard, in gathered size: what Create allocates on the
@@ -135,6 +137,7 @@ class BlockStreamer final : private LeaseOwner {
 
   VisitPlan plan_;
   std::optional<VisitPlan::Cursor> cursor_;   // the next visit to compute
+  std::atomic<int64_t> visit_ = 0;            // its number
   std::optional<VisitPlan::Cursor> fill_;     // the next visit to fill
   std::optional<VisitPlan::Cursor> deliver_;  // the next visit to deliver
   bool leased_ = false;

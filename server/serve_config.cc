@@ -111,6 +111,12 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .min = 2,
        .max = 64,
        .help = "device buffers, one block each, for streamed blocks"},
+      {.key = "offload.host_memory_limit",
+       .type = ConfigType::kBytes,
+       .flag = "--host-memory-limit",
+       .fallback = "0",
+       .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
+               "limit"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -223,10 +229,6 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
   }
   const std::string& transfer = config.String("offload.transfer");
-  if (transfer == "allgather") {
-    add("offload.transfer", transfer,
-        "sharded weights are not available yet; set it to rank-local or none");
-  }
   if (config.Int("offload.resident_layers") != 0) {
     add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
         transfer == "none" ? "with offload.transfer none all layers are resident; set it to 0"
@@ -254,11 +256,11 @@ ServeConfig ToServeConfig(const Config& config) {
                     .sp = integer("parallel.sp"),
                     .tp = integer("parallel.tp"),
                     .cfg = integer("parallel.cfg")};
-  serve.offload = {.transfer = config.String("offload.transfer") == "rank-local"
-                                   ? ServeConfig::Transfer::kRankLocal
-                                   : ServeConfig::Transfer::kNone,
+  serve.offload = {// One of the allowed values.
+                   .transfer = *ParseWeightTransfer(config.String("offload.transfer")),
                    .resident_layers = integer("offload.resident_layers"),
-                   .slots = integer("offload.slots")};
+                   .slots = integer("offload.slots"),
+                   .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule

@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <filesystem>
+#include <fstream>
 #include <new>
 #include <optional>
 #include <string>
@@ -69,12 +70,12 @@ absl::Status Annotate(const absl::Status& status, absl::string_view component) {
 absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
                                                const std::string& name,
                                                const std::vector<TensorSpec>& specs, Device& device,
-                                               const LoadOptions& options,
-                                               BlockPlacement placement) {
+                                               const LoadOptions& options, BlockPlacement placement,
+                                               ShardOfBlocks shard = {}) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / name);
   if (!checkpoint.ok()) return Annotate(checkpoint.status(), name);
   absl::StatusOr<ComponentWeights> weights =
-      ComponentWeights::Load(*checkpoint, specs, device, options, placement);
+      ComponentWeights::Load(*checkpoint, specs, device, options, placement, shard);
   if (!weights.ok()) return Annotate(weights.status(), name);
   return weights;
 }
@@ -92,6 +93,21 @@ absl::StatusOr<GenerationStats> WanPipeline::Generate(const VideoRequest& reques
     const c10::InferenceMode inference;
     return Run(request, observer);
   });
+}
+
+absl::Status WanPipeline::Walk(const VideoSettings& settings) {
+  if (c_.weight_group == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, settings));
+  RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
+  return c_.streamer->Finish();
+}
+
+absl::Status WanPipeline::FinishWalk() {
+  return c_.weight_group == nullptr ? absl::OkStatus() : c_.streamer->Finish();
+}
+
+absl::Status WanPipeline::health() const {
+  return c_.weight_group == nullptr ? absl::OkStatus() : c_.weight_group->status();
 }
 
 absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
@@ -209,6 +225,40 @@ absl::Status WanPipeline::Decode(const at::Tensor& latents, GenerationObserver& 
 
 namespace {
 
+// This process' machine, as its kernel names it until it is started again.
+std::string HostName() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes) {
+  const HostMemoryNeed need = {.need_bytes = need_bytes,
+                               .limit_bytes = options.host_memory_limit_bytes,
+                               .limit_name = "offload.host_memory_limit",
+                               .host = HostName()};
+  return options.weight_group != nullptr ? AgreeOnHostMemory(*options.weight_group, need)
+                                         : dlo::CheckHostMemory(need, options.processes_on_host);
+}
+
+absl::Status Agree(const PipelineOptions& options, const Device& device,
+                   const std::vector<std::vector<HostBlock>>& rings) {
+  std::vector<Setting> settings = options.agreement;
+  settings.push_back({"device", device.kind() == DeviceKind::kCpu ? "cpu" : "cuda"});
+  settings.push_back({"model.dtype", std::string(DTypeName(options.dtype))});
+  settings.push_back({"offload.slots", absl::StrCat(options.stream_slots)});
+  for (size_t r = 0; r < rings.size(); ++r) {
+    std::string digests;
+    for (const HostBlock& block : rings[r]) {
+      absl::StrAppend(&digests, absl::Hex(block.layout.digest(), absl::kZeroPad16));
+    }
+    settings.push_back({absl::StrCat("layout of ring ", r, "'s ", rings[r].size(), " blocks"),
+                        std::move(digests)});
+  }
+  return AgreeOnSettings(*options.weight_group, settings);
+}
+
 absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
   ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
   ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
@@ -222,6 +272,12 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   const LoadOptions load = {.threads = options.threads};
   const BlockPlacement placement =
       options.stream_slots > 0 ? BlockPlacement::kStreamed : BlockPlacement::kResident;
+  Communicator* const group = options.weight_group.get();
+  if (group != nullptr && placement == BlockPlacement::kResident) {
+    return absl::InvalidArgumentError("a weight group streams its blocks; set stream_slots");
+  }
+  const ShardOfBlocks shard =
+      group == nullptr ? ShardOfBlocks{} : ShardOfBlocks{group->rank(), group->size()};
 
   absl::StatusOr<std::unique_ptr<T5Tokenizer>> tokenizer =
       T5Tokenizer::Load(options.root / "tokenizer");
@@ -232,26 +288,34 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
         ", but text_encoder/config.json has vocab_size ", config.text_encoder.vocab_size));
   }
 
+  const std::vector<TensorSpec> text_specs = Umt5Specs(config.text_encoder, options.dtype);
+  std::vector<std::vector<TensorSpec>> expert_specs = {
+      WanTransformerSpecs(config.transformer, options.dtype)};
+  if (config.transformer_2) {
+    expert_specs.push_back(WanTransformerSpecs(*config.transformer_2, options.dtype));
+  }
+  if (placement == BlockPlacement::kStreamed) {
+    int64_t need_bytes = ComponentWeights::StreamedHostBytes(text_specs, shard);
+    for (const std::vector<TensorSpec>& specs : expert_specs) {
+      need_bytes += ComponentWeights::StreamedHostBytes(specs, shard);
+    }
+    RETURN_IF_ERROR(CheckHostMemory(options, need_bytes));
+  }
+
   ASSIGN_OR_RETURN(
       ComponentWeights text_weights,
-      LoadComponent(options.root, "text_encoder", Umt5Specs(config.text_encoder, options.dtype),
-                    *device, load, placement));
+      LoadComponent(options.root, "text_encoder", text_specs, *device, load, placement, shard));
 
   // diffusers, too, passes over these norms of image-conditioned checkpoints.
   LoadOptions transformer_load = load;
   transformer_load.ignore_unexpected = {"norm_added_q"};
   std::vector<ComponentWeights> transformer_weights;
-  const auto load_expert = [&](const std::string& name,
-                               const WanTransformerConfig& transformer) -> absl::Status {
-    ASSIGN_OR_RETURN(
-        ComponentWeights weights,
-        LoadComponent(options.root, name, WanTransformerSpecs(transformer, options.dtype), *device,
-                      transformer_load, placement));
+  for (size_t i = 0; i < expert_specs.size(); ++i) {
+    ASSIGN_OR_RETURN(ComponentWeights weights,
+                     LoadComponent(options.root, i == 0 ? "transformer" : "transformer_2",
+                                   expert_specs[i], *device, transformer_load, placement, shard));
     transformer_weights.push_back(std::move(weights));
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(load_expert("transformer", config.transformer));
-  if (config.transformer_2) RETURN_IF_ERROR(load_expert("transformer_2", *config.transformer_2));
+  }
 
   // Serving only decodes. The VAE keeps a layout of its own, so what is read here is given back at
   // once.
@@ -268,8 +332,9 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
     for (const ComponentWeights& weights : transformer_weights) {
       rings.push_back(weights.host_blocks());
     }
+    if (group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
     ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(*device, std::move(rings),
-                                                     {.slots = options.stream_slots}, nullptr));
+                                                     {.slots = options.stream_slots}, group));
     text_weights.StreamFrom(*streamer, kWanTextRing);
     for (size_t i = 0; i < transformer_weights.size(); ++i) {
       transformer_weights[i].StreamFrom(*streamer, kWanTransformerRing + static_cast<int>(i));
@@ -283,6 +348,7 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   }
   return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config),
                                                      .device = std::move(device),
+                                                     .weight_group = options.weight_group,
                                                      .streamer = std::move(streamer),
                                                      .tokenizer = *std::move(tokenizer),
                                                      .text_encoder = std::move(text_encoder),

@@ -18,14 +18,16 @@
 #include "models/wan/vae.h"
 #include "models/wan/wan_config.h"
 #include "offload/block_streamer.h"
+#include "runtime/communicator.h"
 #include "runtime/device.h"
 
 namespace dlo {
 
 struct WanComponents {
   WanConfig config;
-  std::unique_ptr<Device> device;           // outlives every weight below
-  std::unique_ptr<BlockStreamer> streamer;  // null: all blocks are resident
+  std::unique_ptr<Device> device;              // outlives every weight below
+  std::shared_ptr<Communicator> weight_group;  // null: none
+  std::unique_ptr<BlockStreamer> streamer;     // null: all blocks are resident
   std::unique_ptr<T5Tokenizer> tokenizer;
   Umt5Encoder text_encoder;
   std::vector<WanTransformer> experts;  // high noise first
@@ -39,6 +41,10 @@ class WanPipeline : public VideoPipeline {
 
   absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
                                            GenerationObserver& observer) override;
+  absl::Status Walk(const VideoSettings& settings) override;
+  absl::Status FinishWalk() override;
+  absl::Status health() const override;
+  int64_t visits() const override { return c_.streamer == nullptr ? 0 : c_.streamer->visit(); }
 
   // The stages of Generate. They throw what libtorch throws.
 
