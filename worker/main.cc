@@ -29,6 +29,8 @@ struct Flags {
   std::string transfer = "none";
   int collective_timeout_s = 600;
   int slots = 2;
+  int resident_layers = 0;
+  int64_t device_memory_limit = 0;
   int64_t host_memory_limit = 0;
   std::string log_level = "info";
 };
@@ -47,6 +49,10 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--transfer", flags.transfer, "how blocks reach the device")
       ->check(CLI::IsMember({"none", "allgather", "rank-local"}));
   app.add_option("--slots", flags.slots, "device slots that blocks are streamed through");
+  app.add_option("--resident-layers", flags.resident_layers,
+                 "leading blocks that stay on the device; -1: as many as fit");
+  app.add_option("--device-memory-limit", flags.device_memory_limit,
+                 "bytes of device memory that resident layers are fitted to");
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
   app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
@@ -74,6 +80,8 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags) {
                                   .dtype = dtype,
                                   .device = flags.device,
                                   .threads = flags.threads,
+                                  .resident_layers = flags.resident_layers,
+                                  .device_memory_limit_bytes = flags.device_memory_limit,
                                   .host_memory_limit_bytes = flags.host_memory_limit,
                                   .processes_on_host = flags.group.parallel.dp};
   dlo::RankGroupOptions& group = flags.group;

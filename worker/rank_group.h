@@ -27,7 +27,7 @@ struct RankGroupOptions {
   DeviceKind device = DeviceKind::kCpu;
   // One of both: a listening socket to serve the store on, or the address where another rank does.
   int rendezvous_fd = -1;
-  std::string rendezvous;  // IP:PORT
+  std::string rendezvous;                // IP:PORT
   std::string local_host = "127.0.0.1";  // an address of this machine that the peers can reach
   GroupTimeouts timeouts;
 };
