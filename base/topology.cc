@@ -309,6 +309,15 @@ absl::string_view WeightTransferName(WeightTransfer transfer) {
   return "?";
 }
 
+absl::StatusOr<WeightTransfer> ParseWeightTransfer(absl::string_view name) {
+  for (WeightTransfer transfer :
+       {WeightTransfer::kNone, WeightTransfer::kAllGather, WeightTransfer::kRankLocal}) {
+    if (WeightTransferName(transfer) == name) return transfer;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("transfer is \"", name, "\"; known: none, allgather, rank-local"));
+}
+
 absl::StatusOr<Topology> Topology::Create(const ParallelConfig& config) {
   RETURN_IF_ERROR(Refuse(DegreeProblems(config)));
   return Topology(config);

@@ -68,6 +68,7 @@ enum class WeightTransfer {
   kRankLocal   // each rank reads whole blocks from host memory
 };
 absl::string_view WeightTransferName(WeightTransfer transfer);  // as in the configuration
+absl::StatusOr<WeightTransfer> ParseWeightTransfer(absl::string_view name);
 
 class Topology {
  public:

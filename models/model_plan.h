@@ -6,13 +6,13 @@
 // Stateless; any thread.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
 #include "models/model_card.h"
+#include "offload/block_layout.h"
 #include "offload/visit_plan.h"
 
 namespace dlo {
@@ -29,7 +29,7 @@ struct RequestToPlan {
 struct RequestWork {
   struct Ring {
     std::string component;  // the repository's folder
-    int64_t bytes = 0;      // of all its blocks, each padded as it is streamed
+    BlockLayout block;      // each of its blocks
   };
   VisitPlan plan;
   std::vector<Ring> rings;  // as in the plan

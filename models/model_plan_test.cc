@@ -63,7 +63,7 @@ TEST(ModelPlanTest, GuidanceDoublesTheOperationsAndNotTheBytes) {
   EXPECT_LT(guided.denoise_flops, 2 * alone.denoise_flops);
   EXPECT_GT(guided.text_flops, alone.text_flops);
   EXPECT_EQ(guided.decode_flops, alone.decode_flops);
-  EXPECT_EQ(guided.rings[1].bytes, alone.rings[1].bytes);
+  EXPECT_EQ(guided.rings[1].block.total_bytes(), alone.rings[1].block.total_bytes());
   EXPECT_EQ(guided.plan.digest(), "2,2:0x2,1x3");
 }
 
@@ -87,8 +87,8 @@ TEST(ModelPlanTest, EveryExpertIsARingOfItsOwn) {
   const RequestWork work = Work(*Card(repository), Settings(32, 5, 10, 1));
   ASSERT_EQ(work.rings.size(), 3u);
   EXPECT_EQ(work.rings[2].component, "transformer_2");
-  // Three blocks in place of two.
-  EXPECT_EQ(work.rings[2].bytes * 2, work.rings[1].bytes * 3);
+  EXPECT_EQ(work.rings[2].block.total_bytes(), work.rings[1].block.total_bytes());
+  EXPECT_EQ(work.plan.ring_sizes(), (std::vector<int64_t>{2, 2, 3}));
   EXPECT_EQ(work.plan.runs().size(), 3u);
 }
 
@@ -97,9 +97,9 @@ TEST(ModelPlanTest, BytesAreThoseOfTheDtype) {
   const std::unique_ptr<ModelCard> card = Card(repository);
   const RequestWork half = Work(*card, Settings(32, 5, 1, 1), DType::kBF16);
   const RequestWork full = Work(*card, Settings(32, 5, 1, 1), DType::kF32);
-  EXPECT_LT(half.rings[0].bytes, full.rings[0].bytes);
-  EXPECT_GE(half.rings[0].bytes * 2, full.rings[0].bytes);
-  EXPECT_EQ(half.rings[0].bytes % (2 * 256), 0);
+  EXPECT_LT(half.rings[0].block.total_bytes(), full.rings[0].block.total_bytes());
+  EXPECT_GE(half.rings[0].block.total_bytes() * 2, full.rings[0].block.total_bytes());
+  EXPECT_EQ(half.rings[0].block.total_bytes() % 256, 0);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@
 // Nothing after Create allocates, logs, or creates an event. Belongs to one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -95,12 +96,20 @@ class BlockStreamer final : private LeaseOwner {
   // others of their group do.
   absl::Status Finish();
 
-  int64_t visit() const { return cursor_ ? cursor_->visit() : 0; }  // the next one
+  // Gives the slots and shard buffers back to the device, once nothing uses them any more; the next
+  // Start takes them again (RESOURCE_EXHAUSTED if there is no room then). FAILED_PRECONDITION while
+  // a lease is held. A plan that did not end is abandoned, as by Start.
+  absl::Status Stop();
+
+  // The next one; any thread.
+  int64_t visit() const { return visit_.load(std::memory_order_relaxed); }
   const StreamerStats& stats() const { return stats_; }
 
-  // slots x largest block + 2 x largest shard, in gathered size: what Create allocates on the
-  // device.
-  int64_t device_bytes() const;
+  // slots x largest block + 2 x largest shard, in gathered size: what is allocated on the device
+  // from Create or Start to Stop.
+  int64_t device_bytes() const {
+    return num_slots() * slot_bytes_ + num_shard_buffers() * shard_bytes_;
+  }
   // Two staging buffers of the largest block, if staged.
   int64_t staging_bytes() const;
 
@@ -108,12 +117,15 @@ class BlockStreamer final : private LeaseOwner {
   BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
                 Communicator* communicator);
   absl::Status Allocate(int slots);
+  absl::Status AllocateOnDevice();
+  void ResetStreams();
 
   int64_t group_size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
   const HostBlock& At(const VisitPlan::Cursor& cursor) const {
     return rings_[cursor.ring()][cursor.block()];
   }
-  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+  int64_t num_slots() const { return static_cast<int64_t>(delivered_.size()); }
+  int64_t num_shard_buffers() const { return communicator_ == nullptr ? 0 : kIntakeBuffers; }
 
   // Enqueues every move that visit v may have under way.
   absl::Status Advance(int64_t v);
@@ -130,8 +142,12 @@ class BlockStreamer final : private LeaseOwner {
   std::unique_ptr<Stream> deliver_stream_;
   Stream& compute_stream_;
 
-  std::vector<DeviceBuffer> slots_;
-  std::vector<DeviceBuffer> shard_buffers_;                   // two, with a communicator
+  static constexpr int64_t kIntakeBuffers = 2;
+
+  int64_t shard_bytes_ = 0;                                   // of the largest
+  int64_t slot_bytes_ = 0;                                    // of one
+  std::vector<DeviceBuffer> slots_;                           // none from Stop to Start
+  std::vector<DeviceBuffer> shard_buffers_;                   // likewise; with a communicator
   std::vector<std::unique_ptr<HostBuffer>> staging_buffers_;  // two, if staged
   std::vector<std::unique_ptr<Event>> filled_;                // a buffer each
   std::vector<std::unique_ptr<Event>> delivered_;             // a slot each
@@ -139,6 +155,7 @@ class BlockStreamer final : private LeaseOwner {
 
   VisitPlan plan_;
   std::optional<VisitPlan::Cursor> cursor_;   // the next visit to compute
+  std::atomic<int64_t> visit_ = 0;            // its number
   std::optional<VisitPlan::Cursor> fill_;     // the next visit to fill
   std::optional<VisitPlan::Cursor> deliver_;  // the next visit to deliver
   bool leased_ = false;

@@ -1,7 +1,6 @@
 #include "server/forecaster.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "proto/convert.h"
@@ -36,15 +35,18 @@ v1::Forecast Forecaster::Forecast(const JobSpec& spec) const {
   if (!work.ok()) return forecast;
 
   forecast.set_plan_digest(work->plan.digest());
-  double bytes = 0;
+  int64_t bytes = 0;
   for (const VisitPlan::Run& run : work->plan.runs()) {
     v1::PlanRun* entry = forecast.add_plan();
     entry->set_component(work->rings[run.ring].component);
     entry->set_num_blocks(static_cast<int32_t>(work->plan.ring_sizes()[run.ring]));
     entry->set_passes(run.passes);
-    bytes += static_cast<double>(work->rings[run.ring].bytes) * static_cast<double>(run.passes);
+    if (options_.sharers > 0) {
+      bytes += run.passes * work->plan.ring_sizes()[run.ring] *
+               work->rings[run.ring].block.shard_bytes(options_.sharers);
+    }
   }
-  forecast.set_bus_bytes(std::llround(bytes * options_.streamed_share));
+  forecast.set_bus_bytes(bytes);
   forecast.set_text_flops(work->text_flops);
   forecast.set_denoise_flops(work->denoise_flops);
   forecast.set_decode_flops(work->decode_flops);

@@ -29,9 +29,8 @@ struct ForecasterOptions {
   // Without it nothing is forecast.
   std::function<absl::StatusOr<RequestWork>(const JobSpec&)> work;
   std::string transfer = "none";  // as in the configuration
-  // What each rank streams of a block: 1 / g with AllGather over g ranks, 1 with rank-local, else
-  // 0.
-  double streamed_share = 0;
+  // Ranks that hold a streamed block together, each of them one part; 0: nothing is streamed.
+  int sharers = 0;
 };
 
 class Forecaster {

@@ -13,7 +13,8 @@ absl::StatusOr<RequestWork> TestWork(const JobSpec& spec) {
   RequestWork work{.plan = VisitPlan({3, 5})};
   work.plan.Add(0, 2);
   work.plan.Add(1, spec.settings.num_inference_steps);
-  work.rings = {{"text_encoder", 30}, {"transformer", 500}};
+  work.rings = {{"text_encoder", BlockLayout::Of({TensorSpec{.shape = {128}}})},
+                {"transformer", BlockLayout::Of({TensorSpec{.shape = {512}}})}};
   work.text_flops = 10;
   work.denoise_flops = 1e15 * spec.settings.num_inference_steps;
   work.decode_flops = 100;
@@ -41,7 +42,7 @@ absl::Duration RunTime(const Forecaster& forecaster, const JobSpec& spec) {
 }
 
 TEST(ForecasterTest, BeforeTheFirstRequestThePlanIsKnownAndTheTimeIsNot) {
-  const Forecaster forecaster({.work = TestWork, .transfer = "allgather", .streamed_share = 0.25});
+  const Forecaster forecaster({.work = TestWork, .transfer = "allgather", .sharers = 3});
   const v1::Forecast forecast = forecaster.Forecast(Spec(4));
   EXPECT_FALSE(forecast.has_run_time());
   EXPECT_FALSE(forecast.has_times());
@@ -51,7 +52,8 @@ TEST(ForecasterTest, BeforeTheFirstRequestThePlanIsKnownAndTheTimeIsNot) {
   EXPECT_EQ(forecast.plan(1).component(), "transformer");
   EXPECT_EQ(forecast.plan(1).num_blocks(), 5);
   EXPECT_EQ(forecast.plan(1).passes(), 4);
-  EXPECT_EQ(forecast.bus_bytes(), (2 * 30 + 4 * 500) / 4);
+  // A third of a block, padded: 171 bytes to 256, 683 to 768.
+  EXPECT_EQ(forecast.bus_bytes(), 2 * 3 * 256 + 4 * 5 * 768);
   EXPECT_EQ(forecast.denoise_flops(), 4e15);
 }
 

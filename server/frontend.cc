@@ -199,6 +199,11 @@ void Frontend::OnDetached(int rank, uint64_t incarnation, std::string reason) {
   spdlog::debug("rank {}: the worker {}", rank, reason);
   supervisor_->OnDetached(rank, incarnation);
 }
+
+void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
+  supervisor_->OnGroupBroken(rank, {broken.blamed_ranks().begin(), broken.blamed_ranks().end()},
+                             broken.message());
+}
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }

@@ -84,6 +84,7 @@ class Frontend : private LinkEvents {
   void OnReady(int rank) override;
   void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
+  void OnGroupBroken(int rank, v1::GroupBroken broken) override;
   void OnHeartbeat(int rank, v1::Heartbeat heartbeat) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
   void OnFinished(int rank, uint64_t wave) override;

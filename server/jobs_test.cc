@@ -257,13 +257,13 @@ TEST_F(JobsTest, AForecastKnowsThePlanAtOnceAndTheTimeOnceARequestHasRun) {
   harness_.options().forecaster.work = [](const JobSpec& spec) -> absl::StatusOr<RequestWork> {
     RequestWork work{.plan = VisitPlan({7})};
     work.plan.Add(0, spec.settings.num_inference_steps);
-    work.rings = {{"transformer", 700}};
+    work.rings = {{"transformer", BlockLayout::Of({TensorSpec{.shape = {256}}})}};
     work.text_flops = work.decode_flops = 1;
     work.denoise_flops = spec.settings.num_inference_steps;
     return work;
   };
   harness_.options().forecaster.transfer = "rank-local";
-  harness_.options().forecaster.streamed_share = 1;
+  harness_.options().forecaster.sharers = 1;
   Start();
   v1::GenerateRequest request = FrontendHarness::Request("steps_ms=20");
   request.set_validate_only(true);
@@ -271,7 +271,7 @@ TEST_F(JobsTest, AForecastKnowsThePlanAtOnceAndTheTimeOnceARequestHasRun) {
   ASSERT_TRUE(Submit(request, &job).ok());
   EXPECT_FALSE(job.forecast().has_run_time());
   EXPECT_EQ(job.forecast().plan_digest(), "7:0x4");
-  EXPECT_EQ(job.forecast().bus_bytes(), 4 * 700);
+  EXPECT_EQ(job.forecast().bus_bytes(), 4 * 7 * 1024);
   EXPECT_EQ(job.forecast().transfer(), "rank-local");
 
   TestCall ran(harness_.channel(), FrontendHarness::Request("steps_ms=20"));

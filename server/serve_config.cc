@@ -112,6 +112,12 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .min = 2,
        .max = 64,
        .help = "device buffers, one block each, for streamed blocks"},
+      {.key = "offload.host_memory_limit",
+       .type = ConfigType::kBytes,
+       .flag = "--host-memory-limit",
+       .fallback = "0",
+       .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
+               "limit"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -201,11 +207,9 @@ ParallelConfig ParallelOf(const Config& config) {
           .cfg = degree("parallel.cfg")};
 }
 
+// The schema allows no other names.
 WeightTransfer TransferOf(const Config& config) {
-  for (WeightTransfer transfer : {WeightTransfer::kAllGather, WeightTransfer::kRankLocal}) {
-    if (config.String("offload.transfer") == WeightTransferName(transfer)) return transfer;
-  }
-  return WeightTransfer::kNone;
+  return *ParseWeightTransfer(config.String("offload.transfer"));
 }
 
 // The rules of base/topology, with the origin of each setting that a line names.
@@ -258,10 +262,6 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
   }
   const std::string& transfer = config.String("offload.transfer");
-  if (transfer == "allgather") {
-    add("offload.transfer", transfer,
-        "sharded weights are not available yet; set it to rank-local or none");
-  }
   if (transfer == "rank-local" && config.Int("offload.resident_layers") != 0) {
     add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
         "resident layers are not available yet; set it to 0");
@@ -288,11 +288,10 @@ ServeConfig ToServeConfig(const Config& config) {
                     .sp = integer("parallel.sp"),
                     .tp = integer("parallel.tp"),
                     .cfg = integer("parallel.cfg")};
-  serve.offload = {.transfer = config.String("offload.transfer") == "rank-local"
-                                   ? ServeConfig::Transfer::kRankLocal
-                                   : ServeConfig::Transfer::kNone,
+  serve.offload = {.transfer = TransferOf(config),
                    .resident_layers = integer("offload.resident_layers"),
-                   .slots = integer("offload.slots")};
+                   .slots = integer("offload.slots"),
+                   .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "base/topology.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {
@@ -44,11 +45,11 @@ struct ServeConfig {
     int tp = 1;
     int cfg = 1;
   };
-  enum class Transfer { kNone, kRankLocal };
   struct Offload {
-    Transfer transfer = Transfer::kNone;
+    WeightTransfer transfer = WeightTransfer::kNone;
     int resident_layers = 0;
     int slots = 2;
+    int64_t host_memory_limit_bytes = 0;  // of the streamed blocks on a host; 0: none
   };
 
   Model model;

@@ -273,9 +273,6 @@ INSTANTIATE_TEST_SUITE_P(
                        "--dp 64 x --tp 1 x --sp 65 x --cfg 1 asks for more than 4096 ranks"},
         WrongArguments{{"--cfg", "3"}, "from 1 to 2"},
         WrongArguments{{"--dp", "0"}, "--dp is \"0\", but must be a whole number from 1"},
-        WrongArguments{{"--transfer", "allgather"},
-                       "offload.transfer is allgather (flag --transfer)"},
-        WrongArguments{{"--transfer", "allgather"}, "set it to rank-local or none"},
         WrongArguments{{"--transfer", "rank-local", "--resident-layers", "4"},
                        "resident layers are not available yet"},
         WrongArguments{{"--transfer", "rank_local"}, "did you mean rank-local?"},
@@ -326,7 +323,9 @@ TEST(ServeConfigTest, AllTheRulesThatASettingBreaksAreToldAtOnce) {
 TEST(ServeConfigTest, TheReferencesFlagsSetTheTransfer) {
   EXPECT_EQ(Parse({"--enable-distributed-layerwise-offload", "--dlo-no-use-allgather"})
                 ->config.offload.transfer,
-            ServeConfig::Transfer::kRankLocal);
+            WeightTransfer::kRankLocal);
+  EXPECT_EQ(Parse({"--enable-distributed-layerwise-offload"})->config.offload.transfer,
+            WeightTransfer::kAllGather);
   // They are flags, which beat environment and file.
   const Folder folder;
   const std::string file = folder.Write("c.yaml", "offload: {transfer: none}\n");
@@ -348,7 +347,7 @@ TEST(ServeConfigTest, TheReferencesFlagsSetTheTransfer) {
 TEST(ServeConfigTest, OlderOffloadersAreTakenAndReportedAsSuperseded) {
   const absl::StatusOr<ServeCommand> alone = Parse({"--enable-layerwise-offload"});
   ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_EQ(alone->config.offload.transfer, ServeConfig::Transfer::kNone);
+  EXPECT_EQ(alone->config.offload.transfer, WeightTransfer::kNone);
   ASSERT_EQ(alone->config.notices.size(), 1u);
   EXPECT_THAT(alone->config.notices[0], AllOf(HasSubstr("--enable-layerwise-offload is superseded"),
                                               HasSubstr("use --transfer rank-local")));

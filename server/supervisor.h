@@ -9,7 +9,12 @@
 // nothing repairs, so the loss of one is the loss of all. A rank is lost when its process ends, its
 // link breaks, it is not heard of for `heartbeat_timeout`, or somebody condemns its domain. Then
 // the domain's other processes get SIGTERM and, those that are left after `kill_grace`, SIGKILL;
-// a silent rank gets SIGKILL at once.
+// a silent rank gets SIGKILL at once. A rank that exits because its collective failed is given a
+// moment, in which the peer that caused it may be seen to be gone: that one is blamed.
+//
+// The ranks of a domain that gathers weights meet through a store: each start binds a new listening
+// socket for it, which the domain's first rank inherits (--rendezvous-fd) and the others are told
+// of (--rendezvous).
 //
 // A lost domain is started again, once none of its processes is left, after a back-off that doubles
 // with every loss and starts afresh once it has been ready for `stable_after`. After
@@ -81,6 +86,8 @@ class Supervisor {
   void OnReady(int rank);
   void OnStartFailed(int rank, absl::Status why);
   void OnDetached(int rank, uint64_t incarnation);
+  // The rank exits because a collective failed; `blamed` may be the cause.
+  void OnGroupBroken(int rank, std::vector<int> blamed, std::string message);
 
   // Restarts a domain that is ready but gets nowhere; no other.
   void Condemn(int domain, RankLoss loss);
@@ -90,6 +97,11 @@ class Supervisor {
   void Stop(absl::Duration grace);
 
  private:
+  struct Rendezvous {
+    int fd = -1;
+    int port = 0;
+    int server_rank = 0;
+  };
   enum class RankPhase { kStarting, kLoading, kReady };
   struct Rank {
     int domain = 0;
@@ -100,6 +112,7 @@ class Supervisor {
     // Of this incarnation:
     std::optional<absl::Time> detached_at;
     absl::Status start_failure;
+    std::optional<RankLoss> broken_group;  // as the rank told
   };
   enum class DomainPhase {
     kWaiting,  // until start_at, with no process
@@ -110,8 +123,9 @@ class Supervisor {
     std::vector<int> ranks;
     DomainPhase phase = DomainPhase::kWaiting;
     absl::Time start_at;
-    absl::Time kill_at;                     // kEnding
-    std::optional<absl::Time> ready_since;  // kUp, once all its ranks are
+    absl::Time kill_at;                            // kEnding
+    absl::Time blame_at = absl::InfiniteFuture();  // kUp, with a rank whose collective failed
+    std::optional<absl::Time> ready_since;         // kUp, once all its ranks are
     bool ever_ready = false;
     bool gave_up = false;
 
@@ -125,7 +139,8 @@ class Supervisor {
   void Step(int domain);
   void Reap(int domain);
   void StartDomain(int domain);
-  absl::Status StartWorker(int rank);
+  absl::Status StartWorker(int rank, const Rendezvous& rendezvous);
+  void BlameForBrokenGroup(int domain);
   void CheckHealth(int rank);
   void HandleLoss(int rank, RankLoss loss);
   void EndProcesses(Domain& domain);

@@ -23,11 +23,13 @@
 namespace dlo {
 
 inline constexpr int kWorkerLinkFd = 3;
+inline constexpr int kWorkerRendezvousFd = 4;
 
 struct WorkerCommand {
   std::filesystem::path binary;
   std::vector<std::string> arguments;         // without the program's name
   int link_fd = -1;                           // becomes kWorkerLinkFd; stays the caller's here
+  int rendezvous_fd = -1;                     // if any, the same for kWorkerRendezvousFd
   std::vector<std::string> environment = {};  // "NAME=value", in the place of what is passed on
   std::vector<int> cores = {};                // that it may run on; empty: those of the caller
 };

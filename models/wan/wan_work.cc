@@ -10,7 +10,6 @@
 #include "models/wan/transformer_specs.h"
 #include "models/wan/vae_specs.h"
 #include "models/wan/wan_plan.h"
-#include "offload/block_layout.h"
 
 namespace dlo {
 namespace {
@@ -96,24 +95,13 @@ double DecodeFlops(const WanVaeConfig& config, int64_t latent_frames, int64_t he
   return flops + ConvFlops(positions(), 27, half.last_channels, half.out_channels);
 }
 
-// Of one block, as it is streamed.
-int64_t BlockBytes(const std::vector<TensorSpec>& specs) {
+// Of a component's block, as it is streamed; all are alike.
+BlockLayout BlockOf(const std::vector<TensorSpec>& specs) {
   std::vector<TensorSpec> block;
   for (const TensorSpec& spec : specs) {
     if (spec.block == 0) block.push_back(spec);
   }
-  return BlockLayout::Of(block).total_bytes();
-}
-
-int64_t RingBytes(Umt5Config config, DType dtype) {
-  // All blocks are alike.
-  const int64_t blocks = std::exchange(config.num_layers, 1);
-  return blocks * BlockBytes(Umt5Specs(config, dtype));
-}
-
-int64_t RingBytes(WanTransformerConfig config, DType dtype) {
-  const int64_t blocks = std::exchange(config.num_layers, 1);
-  return blocks * BlockBytes(WanTransformerSpecs(config, dtype));
+  return BlockLayout::Of(block);
 }
 
 }  // namespace
@@ -123,11 +111,15 @@ absl::StatusOr<RequestWork> WanWork(const WanConfig& config, DType dtype,
   const VideoSettings& settings = request.settings;
   RequestWork work;
   ASSIGN_OR_RETURN(work.plan, WanVisitPlan(config, settings));
-  work.rings = {{"text_encoder", RingBytes(config.text_encoder, dtype)},
-                {"transformer", RingBytes(config.transformer, dtype)}};
-  if (config.transformer_2) {
-    work.rings.push_back({"transformer_2", RingBytes(*config.transformer_2, dtype)});
-  }
+  Umt5Config text_encoder = config.text_encoder;
+  text_encoder.num_layers = 1;
+  work.rings = {{"text_encoder", BlockOf(Umt5Specs(text_encoder, dtype))}};
+  const auto add_expert = [&](const char* name, WanTransformerConfig expert) {
+    expert.num_layers = 1;
+    work.rings.push_back({name, BlockOf(WanTransformerSpecs(expert, dtype))});
+  };
+  add_expert("transformer", config.transformer);
+  if (config.transformer_2) add_expert("transformer_2", *config.transformer_2);
 
   const bool guided = settings.guidance_scale > 1;
   std::vector<int64_t> texts = {PromptTokens(request.prompt)};
