@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -172,7 +173,7 @@ void AddList(CLI::App* command, ListOptions* options) {
       ->type_name("NAME")
       ->allow_extra_args(false);
   command->add_option("--limit", options->limit, "Jobs at most; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
 }
 

@@ -42,7 +42,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--rank", flags.worker.rank)->required();
   // CLI11 takes -1 for 2^64 - 1.
   app.add_option("--incarnation", flags.worker.incarnation, "which start of the rank this is")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return text.starts_with('-') ? "must not be negative, got " + text : std::string();
+          },
+          "UINT"))
       ->required();
   app.add_option("--model", flags.model, "folder of a diffusers repository")->required();
   app.add_option("--dtype", flags.dtype, "F32 or BF16");

@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   app.allow_extras();
   app.add_option("--link-fd", options.link_fd);
   app.add_option("--rank", options.rank);
-  app.add_option("--incarnation", options.incarnation)->check(CLI::NonNegativeNumber);
+  app.add_option("--incarnation", options.incarnation);
   app.add_option("--build-id", options.build_id);
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
