@@ -62,9 +62,9 @@ class ComponentWeights {
                                                const LoadOptions& options = {},
                                                const WeightPlacement& placement = {});
 
-  // The same with kStreamed and whole blocks, which stay in the checkpoint's pages as `plan` (of this
-  // checkpoint, mapped) binds them: only what is outside the blocks is read. Faults the pages in and
-  // logs how long that took. What is read from them later may fail as MappedFile::Read does.
+  // The same with kStreamed and whole blocks, which stay in the checkpoint's pages as `plan` (of
+  // this checkpoint, mapped) binds them: only what is outside the blocks is read. Faults the pages
+  // in and logs how long that took. What is read from them later may fail as MappedFile::Read does.
   static absl::StatusOr<ComponentWeights> LoadMapped(std::shared_ptr<const Checkpoint> checkpoint,
                                                      absl::Span<const TensorSpec> specs,
                                                      Device& device, const LoadOptions& options,

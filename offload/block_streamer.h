@@ -53,8 +53,8 @@ struct HostBlock {
   // size)) with a communicator, else the whole block.
   const std::byte* bytes = nullptr;
   // The whole block, tensor by tensor, wherever the checkpoint's pages have it; packed on the way
-  // into one of two staging buffers. A page that is gone, or whose file has changed, fails the visit
-  // with DATA_LOSS. Without a communicator only; other blocks may lie in `bytes`.
+  // into one of two staging buffers. A page that is gone, or whose file has changed, fails the
+  // visit with DATA_LOSS. Without a communicator only; other blocks may lie in `bytes`.
   std::vector<PackPiece> pieces;
 };
 

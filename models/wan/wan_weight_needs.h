@@ -13,8 +13,8 @@
 
 namespace dlo {
 
-// The components of WanOffloadPlan, in its order, with the token table that no device needs. `dtype`
-// is the run's.
+// The components of WanOffloadPlan, in its order, with the token table that no device needs.
+// `dtype` is the run's.
 std::vector<ComponentNeeds> WanWeightNeeds(const WanConfig& config, DType dtype);
 
 }  // namespace dlo
