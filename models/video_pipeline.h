@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/topology.h"
+#include "loader/host_weight_plan.h"
 #include "models/model_card.h"
 #include "offload/startup_agreement.h"
 #include "runtime/communicator.h"
@@ -106,6 +107,9 @@ struct PipelineOptions {
   // With it each rank of the group holds one shard of every streamed block and blocks are gathered;
   // all ranks load the same model with the same options. Null: blocks are streamed whole.
   std::shared_ptr<Communicator> weight_group;
+  // Whether blocks that are streamed whole may stay in the checkpoint's pages, which processes on a
+  // host share.
+  CheckpointMmap checkpoint_mmap = CheckpointMmap::kAuto;
   // What else the group's ranks must have in common, e.g. the build.
   std::vector<Setting> agreement;
   // Leading blocks of each transformer that stay on the device while it is in use, streamed whole

@@ -9,7 +9,7 @@
 namespace dlo {
 namespace {
 
-absl::Status CheckBlocks(const std::vector<std::vector<HostBlock>>& rings, bool staged) {
+absl::Status CheckBlocks(const std::vector<std::vector<HostBlock>>& rings) {
   for (size_t r = 0; r < rings.size(); ++r) {
     for (size_t b = 0; b < rings[r].size(); ++b) {
       const HostBlock& block = rings[r][b];
@@ -17,10 +17,8 @@ absl::Status CheckBlocks(const std::vector<std::vector<HostBlock>>& rings, bool 
       if (block.layout.total_bytes() == 0) {
         return absl::InvalidArgumentError(absl::StrCat(name, " has no bytes to stream"));
       }
-      if (staged != (block.bytes == nullptr) || staged == block.pieces.empty()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            name, " must have ", staged ? "pieces and no bytes" : "bytes and no pieces",
-            ", like block 0 of the first ring"));
+      if ((block.bytes == nullptr) == block.pieces.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(name, " must have either bytes or pieces"));
       }
       for (const PackPiece& piece : block.pieces) {
         if (piece.offset < 0 || piece.bytes < 0 ||
@@ -45,14 +43,14 @@ absl::StatusOr<std::unique_ptr<BlockStreamer>> BlockStreamer::Create(
   }
   bool staged = false, any = false;
   for (const auto& ring : rings) {
-    if (!any && !ring.empty()) staged = ring[0].bytes == nullptr;
     any = any || !ring.empty();
+    for (const HostBlock& block : ring) staged = staged || !block.pieces.empty();
   }
   if (!any) return absl::InvalidArgumentError("there is no block to stream");
   if (staged && communicator != nullptr) {
     return absl::InvalidArgumentError("shards are gathered from memory of their own, not staged");
   }
-  RETURN_IF_ERROR(CheckBlocks(rings, staged));
+  RETURN_IF_ERROR(CheckBlocks(rings));
   auto streamer =
       std::unique_ptr<BlockStreamer>(new BlockStreamer(device, std::move(rings), communicator));
   streamer->staged_ = staged;
@@ -68,8 +66,10 @@ BlockStreamer::BlockStreamer(Device& device, std::vector<std::vector<HostBlock>>
       compute_stream_(device.compute_stream()) {}
 
 absl::Status BlockStreamer::Allocate(int slots) {
+  int64_t packed_bytes = 0;  // of the largest block that is
   for (const auto& ring : rings_) {
     for (const HostBlock& block : ring) {
+      if (!block.pieces.empty()) packed_bytes = std::max(packed_bytes, block.layout.total_bytes());
       shard_bytes_ = std::max(shard_bytes_, block.layout.shard_bytes(group_size()));
     }
   }
@@ -83,7 +83,7 @@ absl::Status BlockStreamer::Allocate(int slots) {
     for (int64_t i = 0; i < kIntakeBuffers; ++i) {
       filled_.push_back(device_.CreateEvent());
       if (!staged_) continue;
-      ASSIGN_OR_RETURN(std::unique_ptr<HostBuffer> buffer, device_.AllocateHost(shard_bytes_));
+      ASSIGN_OR_RETURN(std::unique_ptr<HostBuffer> buffer, device_.AllocateHost(packed_bytes));
       staging_buffers_.push_back(std::move(buffer));
     }
   }
@@ -209,6 +209,8 @@ absl::Status BlockStreamer::Fill(const VisitPlan::Cursor& cursor) {
     RETURN_IF_ERROR(fill_stream_->Wait(*delivered_[(v - kIntakeBuffers) % num_slots()]));
   }
   if (staged_) {
+    // A block that has no pieces is delivered from where it lies.
+    if (block.pieces.empty()) return fill_stream_->Record(*filled_[buffer]);
     RETURN_IF_ERROR(fill_stream_->Pack(staging_buffers_[buffer]->data(), block.pieces));
     for (const PackPiece& piece : block.pieces) stats_.packed_bytes += piece.bytes;
   } else {
@@ -231,7 +233,8 @@ absl::Status BlockStreamer::Deliver(const VisitPlan::Cursor& cursor) {
         *communicator_, shard_buffers_[v % kIntakeBuffers].data(), to, bytes));
     stats_.fabric_bytes += bytes * (group_size() - 1);
   } else {
-    const std::byte* from = staged_ ? staging_buffers_[v % kIntakeBuffers]->data() : block.bytes;
+    const std::byte* from =
+        block.pieces.empty() ? block.bytes : staging_buffers_[v % kIntakeBuffers]->data();
     RETURN_IF_ERROR(deliver_stream_->CopyFromHost(to, from, block.layout.total_bytes()));
     stats_.bus_bytes += block.layout.total_bytes();
   }

@@ -52,7 +52,9 @@ struct HostBlock {
   // In layout order, in memory a device can copy from: this rank's shard (layout.shard_bytes(group
   // size)) with a communicator, else the whole block.
   const std::byte* bytes = nullptr;
-  // The whole block, tensor by tensor, wherever the checkpoint's pages have it; packed on the way.
+  // The whole block, tensor by tensor, wherever the checkpoint's pages have it; packed on the way
+  // into one of two staging buffers. A page that is gone, or whose file has changed, fails the
+  // visit with DATA_LOSS. Without a communicator only; other blocks may lie in `bytes`.
   std::vector<PackPiece> pieces;
 };
 
@@ -72,7 +74,7 @@ class BlockStreamer final : private LeaseOwner {
  public:
   // `rings[r]` holds the streamed blocks of ring r; what `bytes` and `pieces` point to outlives the
   // streamer. With `communicator` (its size is the group's) the host blocks are shards and blocks
-  // are gathered. All blocks are staged (`pieces`) or none is. INVALID_ARGUMENT for a wrong option
+  // are gathered, and none may have `pieces`. INVALID_ARGUMENT for a wrong option
   // or block, RESOURCE_EXHAUSTED if the device has no room for the slots.
   static absl::StatusOr<std::unique_ptr<BlockStreamer>> Create(
       Device& device, std::vector<std::vector<HostBlock>> rings, const StreamerOptions& options,
@@ -110,7 +112,7 @@ class BlockStreamer final : private LeaseOwner {
   int64_t device_bytes() const {
     return num_slots() * slot_bytes_ + num_shard_buffers() * shard_bytes_;
   }
-  // Two staging buffers of the largest block, if staged.
+  // Two staging buffers of the largest block that is packed.
   int64_t staging_bytes() const;
 
  private:
@@ -136,7 +138,7 @@ class BlockStreamer final : private LeaseOwner {
   Device& device_;
   const std::vector<std::vector<HostBlock>> rings_;
   Communicator* const communicator_;
-  bool staged_ = false;
+  bool staged_ = false;  // some blocks are packed
 
   std::unique_ptr<Stream> fill_stream_;  // null: deliveries start from the host blocks themselves
   std::unique_ptr<Stream> deliver_stream_;

@@ -152,6 +152,37 @@ TEST_F(Streamer, DeliversEveryBlockOfThePlan) {
   }
 }
 
+// One component's blocks in pages of a file, the other's in memory of our own.
+TEST_F(Streamer, PackedAndWholeBlocksShareSlotsAndPlan) {
+  const HostModel model({{40, 700, 3}, {900}, {64, 64}});
+  VisitPlan plan = model.Plan();
+  plan.Add(0, 2);
+  plan.Add(1, 3);
+  plan.Add(2, 2);
+  plan.Add(0, 1);
+  for (int slots : {2, 3, 5}) {
+    for (size_t packed_ring : {0, 1, 2}) {
+      auto rings = model.Whole();
+      rings[packed_ring] = model.Staged()[packed_ring];
+      int64_t largest = 0;
+      for (const HostBlock& block : rings[packed_ring]) {
+        largest = std::max(largest, block.layout.total_bytes());
+      }
+      auto streamer = Make(rings, slots);
+      EXPECT_EQ(streamer->staging_bytes(), 2 * largest);
+      ASSERT_TRUE(streamer->Start(plan).ok());
+      for (auto c = plan.begin(); !c.done(); c.Next()) {
+        auto lease = streamer->Acquire(c.ring());
+        ASSERT_TRUE(lease.ok()) << lease.status();
+        EXPECT_EQ(lease->block(), c.block());
+        EXPECT_TRUE(HostModel::Matches(*lease, c.ring())) << "visit " << c.visit();
+      }
+      EXPECT_GT(streamer->stats().packed_bytes, 0);
+      EXPECT_LT(streamer->stats().packed_bytes, streamer->stats().bus_bytes);
+    }
+  }
+}
+
 // A block must stay whole as long as it is leased, however far the moves have run ahead.
 TEST_F(Streamer, ALeasedBlockIsNotOverwritten) {
   const HostModel model({{300, 300, 300}});
@@ -342,9 +373,12 @@ TEST_F(Streamer, WrongBlocksAreRefusedByName) {
   };
   EXPECT_THAT(create(model.Whole(), 1).message(), HasSubstr("offload.slots is 1"));
   EXPECT_THAT(create({{}}, 2).message(), HasSubstr("no block"));
-  auto mixed = model.Whole();
-  mixed[0][1] = model.Staged()[0][1];
-  EXPECT_THAT(create(mixed, 2).message(), HasSubstr("block 1 of ring 0"));
+  auto both = model.Whole();
+  both[0][1].pieces = model.Staged()[0][1].pieces;
+  EXPECT_THAT(create(both, 2).message(), HasSubstr("block 1 of ring 0"));
+  auto neither = model.Whole();
+  neither[0][1].bytes = nullptr;
+  EXPECT_THAT(create(neither, 2).message(), HasSubstr("block 1 of ring 0"));
   auto outside = model.Staged();
   outside[0][1].pieces[0].offset = 1 << 20;
   EXPECT_THAT(create(outside, 2).message(), HasSubstr("outside"));

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/pack.h"
 
 namespace dlo {
 
@@ -35,14 +36,6 @@ class Event {
   virtual ~Event() = default;
 };
 
-// A piece of a block on its way from where the checkpoint has it to where the block's layout wants
-// it.
-struct PackPiece {
-  const std::byte* source = nullptr;
-  int64_t offset = 0;  // in the destination
-  int64_t bytes = 0;
-};
-
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -50,7 +43,8 @@ class Stream {
   // `host` stays unchanged until the copy has happened.
   virtual absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) = 0;
 
-  // Copies each piece to `host` + offset; `pieces` outlives the operation.
+  // Copies each piece to `host` + offset, with the errors of PackPieces; `pieces` outlives the
+  // operation.
   virtual absl::Status Pack(std::byte* host, absl::Span<const PackPiece> pieces) = 0;
 
   // Every rank's `shard_bytes` bytes at `shard`, in rank order, to `whole` of every rank

@@ -125,6 +125,12 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "0",
        .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
                "limit"},
+      {.key = "host_weights.checkpoint_mmap",
+       .flag = "--checkpoint-mmap",
+       .fallback = "auto",
+       .allowed = {"auto", "on", "off"},
+       .help = "whether blocks that are streamed whole stay in the checkpoint's pages, which "
+               "workers share; auto: if they are stored as they run; on: else fail"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -274,6 +280,16 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("offload.resident_layers", "auto",
         "there is no offload.device_memory_limit to fill; set it, or a number of layers");
   }
+  if (config.String("host_weights.checkpoint_mmap") == "on") {
+    if (transfer == "none") {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer none nothing is streamed; set it to auto");
+    } else if (transfer == "allgather" && config.Int("parallel.dp") > 1) {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer allgather each worker holds its shards in memory of its own; set "
+          "it to auto");
+    }
+  }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
         "with offload.transfer none there are no slots; leave it at 2");
@@ -301,6 +317,9 @@ ServeConfig ToServeConfig(const Config& config) {
                    .slots = integer("offload.slots"),
                    .device_memory_limit_bytes = config.Bytes("offload.device_memory_limit"),
                    .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
+  // One of the allowed values.
+  serve.host_weights.checkpoint_mmap =
+      *ParseCheckpointMmap(config.String("host_weights.checkpoint_mmap"));
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule
@@ -477,7 +496,13 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   out << "configuration: ok\n";
   ASSIGN_OR_RETURN(const std::filesystem::path root, ResolveModelPath(config.model.path));
   out << "model: " << root.string() << "\n";
-  ASSIGN_OR_RETURN(const std::vector<std::string> lines, CheckModelFiles(root, config.model.dtype));
+  ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
+  std::optional<HostWeightSettings> streaming;
+  if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
+    streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> lines,
+                   CheckModelFiles(root, config.model.dtype, streaming));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

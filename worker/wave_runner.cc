@@ -24,6 +24,7 @@ constexpr size_t kChunkBytesMax = size_t{1} << 20;
 constexpr char kCancelled[] = "CANCELLED";
 constexpr char kOutOfMemory[] = "OUT_OF_MEMORY";
 constexpr char kEncodingFailed[] = "ENCODING_FAILED";
+constexpr char kWeightsChanged[] = "WEIGHTS_CHANGED";
 constexpr char kGenerationFailed[] = "GENERATION_FAILED";
 
 VideoFormat ToVideoFormat(v1::OutputFormat format) {
@@ -187,7 +188,11 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   *started = true;
   const absl::StatusOr<GenerationStats> stats = pipeline_->Generate(request, observer);
   if (!observer.encoder_status().ok()) return Failure(observer.encoder_status(), kEncodingFailed);
-  if (!stats.ok()) return Failure(stats.status(), kGenerationFailed);
+  if (!stats.ok()) {
+    // Only weights that are read from their files while a request runs can be lost.
+    return Failure(stats.status(),
+                   absl::IsDataLoss(stats.status()) ? kWeightsChanged : kGenerationFailed);
+  }
 
   const absl::Time decoded = absl::Now();
   absl::StatusOr<EncodedVideo> video = (*writer)->Finish();

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "loader/checkpoint.h"
+#include "loader/host_table.h"
+#include "loader/host_weight_plan.h"
 #include "models/component_weights.h"
 #include "models/cpu_allocator.h"
 #include "models/model_card.h"
@@ -28,11 +31,13 @@
 #include "models/text/prompt_clean.h"
 #include "models/text/t5_tokenizer.h"
 #include "models/umt5/umt5.h"
+#include "models/umt5/umt5_specs.h"
 #include "models/wan/transformer.h"
 #include "models/wan/vae.h"
 #include "models/wan/wan_card.h"
 #include "models/wan/wan_offload_plan.h"
 #include "models/wan/wan_plan.h"
+#include "models/wan/wan_weight_needs.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -69,20 +74,40 @@ absl::Status Annotate(const absl::Status& status, absl::string_view component) {
                      : absl::Status(status.code(), absl::StrCat(component, ": ", status.message()));
 }
 
-absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
-                                               const OffloadComponent& component, Device& device,
-                                               LoadOptions options,
-                                               const WeightPlacement& placement) {
-  if (component.name == "vae") {
-    options.ignore_unexpected = {"encoder.", "quant_conv."};  // serving only decodes
-  } else if (component.stage == ComponentStage::kDenoise) {
-    // diffusers, too, passes over these norms of image-conditioned checkpoints.
-    options.ignore_unexpected = {"norm_added_q"};
+// A component's weight files and what they must give.
+struct Source {
+  ComponentNeeds needs;
+  std::shared_ptr<const Checkpoint> checkpoint;
+};
+
+absl::StatusOr<std::vector<Source>> OpenSources(const std::filesystem::path& root,
+                                                const WanConfig& config, DType dtype) {
+  std::vector<Source> sources;
+  std::vector<ComponentNeeds> all = WanWeightNeeds(config, dtype);
+  for (ComponentNeeds& needs : all) {
+    absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / needs.folder);
+    if (!checkpoint.ok()) return Annotate(checkpoint.status(), needs.name);
+    LoadOptions whole;
+    whole.ignore_unexpected = needs.ignore_unexpected;
+    absl::Status status = CheckTensors(*checkpoint, needs.specs, whole);
+    if (!status.ok()) return Annotate(status, needs.name);
+    sources.push_back(
+        {std::move(needs), std::make_shared<const Checkpoint>(*std::move(checkpoint))});
   }
-  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / component.name);
-  if (!checkpoint.ok()) return Annotate(checkpoint.status(), component.name);
+  return sources;
+}
+
+absl::StatusOr<ComponentWeights> LoadComponent(const OffloadComponent& component,
+                                               const Source& source, Device& device, int threads,
+                                               const WeightPlacement& placement,
+                                               const ComponentPlan* plan) {
+  // OpenSources has seen to it that nothing is left over.
+  const LoadOptions options = {.partial = true, .threads = threads};
   absl::StatusOr<ComponentWeights> weights =
-      ComponentWeights::Load(*checkpoint, component.specs, device, options, placement);
+      plan != nullptr && plan->mapped()
+          ? ComponentWeights::LoadMapped(source.checkpoint, component.specs, device, options,
+                                         placement, *plan)
+          : ComponentWeights::Load(*source.checkpoint, component.specs, device, options, placement);
   if (!weights.ok()) return Annotate(weights.status(), component.name);
   return weights;
 }
@@ -286,6 +311,25 @@ absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes)
                                          : dlo::CheckHostMemory(need, options.processes_on_host);
 }
 
+// Where the host's copies of streamed blocks come from; each component's answer is logged. Empty
+// unless blocks are streamed whole.
+absl::StatusOr<HostWeightPlan> PlanSources(const PipelineOptions& options, const Device& device,
+                                           const std::vector<Source>& sources) {
+  if (options.stream_slots == 0 || options.weight_group != nullptr) return HostWeightPlan();
+  const HostWeightSettings settings = {.mmap = options.checkpoint_mmap,
+                                       .packs = device.kind() == DeviceKind::kCpu};
+  std::vector<ComponentNeeds> needs;
+  std::vector<WeightSource> described;
+  for (const Source& source : sources) {
+    needs.push_back(source.needs);
+    described.push_back(DescribeSource(source.needs.folder, *source.checkpoint));
+  }
+  HostWeightPlan plan = PlanHostWeights(needs, described, settings);
+  RETURN_IF_ERROR(CheckHostWeightPlan(plan, settings));
+  LogHostWeightPlan(plan);
+  return plan;
+}
+
 absl::Status Agree(const PipelineOptions& options, const Device& device,
                    const std::vector<std::vector<HostBlock>>& rings) {
   std::vector<Setting> settings = options.agreement;
@@ -354,7 +398,6 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
   if (kind == DeviceKind::kCpu) CountCpuTensors();
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const LoadOptions load = {.threads = options.threads};
   ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
 
   const OffloadPlan plan = WanOffloadPlan(config, options.dtype);
@@ -373,19 +416,34 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
     if (component.stage == ComponentStage::kDenoise) placement.resident_blocks = resident_blocks;
     return placement;
   };
+  ASSIGN_OR_RETURN(const std::vector<Source> sources,
+                   OpenSources(options.root, config, options.dtype));
+  ASSIGN_OR_RETURN(const HostWeightPlan host_plan, PlanSources(options, *device, sources));
   if (streams) {
     int64_t need_bytes = 0;
     for (const OffloadComponent& component : plan.components) {
-      need_bytes += ComponentWeights::HostBlockBytes(component.specs, placement(component));
+      const ComponentPlan* mapped = host_plan.Find(component.name);
+      // The kernel can take pages of a file back.
+      need_bytes += mapped != nullptr && mapped->mapped()
+                        ? mapped->cast_bytes
+                        : ComponentWeights::HostBlockBytes(component.specs, placement(component));
     }
     RETURN_IF_ERROR(CheckHostMemory(options, need_bytes));
   }
 
   std::map<std::string, ComponentWeights> weights;
-  for (const OffloadComponent& component : plan.components) {
+  std::optional<HostTable> tokens;
+  for (size_t i = 0; i < plan.components.size(); ++i) {
+    const OffloadComponent& component = plan.components[i];
     ASSIGN_OR_RETURN(ComponentWeights loaded,
-                     LoadComponent(options.root, component, *device, load, placement(component)));
+                     LoadComponent(component, sources[i], *device, options.threads,
+                                   placement(component), host_plan.Find(component.name)));
     weights.emplace(component.name, std::move(loaded));
+    if (component.stage == ComponentStage::kText) {
+      ASSIGN_OR_RETURN(tokens,
+                       HostTable::Create(sources[i].checkpoint,
+                                         Umt5TokenTable(config.text_encoder, options.dtype)));
+    }
   }
 
   std::unique_ptr<BlockStreamer> streamer;
@@ -406,7 +464,8 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
       if (component.ring) weights.at(component.name).StreamFrom(*streamer, *component.ring);
     }
   }
-  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")));
+  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")),
+                           *std::move(tokens));
   std::vector<WanTransformer> experts;
   experts.emplace_back(config.transformer, std::move(weights.at("transformer")));
   if (config.transformer_2) {

@@ -77,10 +77,7 @@ absl::Status Perform(const Operation& op, const absl::Status& so_far) {
       std::memcpy(op.to, op.from, op.bytes);
       return absl::OkStatus();
     case Operation::Kind::kPack:
-      for (const PackPiece& piece : op.pieces) {
-        std::memcpy(op.to + piece.offset, piece.source, piece.bytes);
-      }
-      return absl::OkStatus();
+      return PackPieces(op.to, op.pieces);
     case Operation::Kind::kAllGather:
       return op.communicator->AllGather(absl::MakeConstSpan(op.from, op.bytes),
                                         absl::MakeSpan(op.to, op.bytes * op.communicator->size()));
