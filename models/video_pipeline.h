@@ -73,6 +73,14 @@ struct GenerationStats {
   int64_t bus_bytes = 0;  // streamed from host to device
 };
 
+// Of this process, now.
+struct PipelineMemory {
+  int64_t used_bytes = 0;     // on the device
+  int64_t peak_bytes = 0;     // the largest used_bytes since the last request began
+  int64_t weights_bytes = 0;  // of used_bytes: weights, slots, and whatever stays between requests
+  int64_t pinned_bytes = 0;   // of the host, in buffers that the device copies from
+};
+
 class VideoPipeline {
  public:
   virtual ~VideoPipeline() = default;
@@ -93,6 +101,8 @@ class VideoPipeline {
 
   // Blocks that the current or latest request has asked the weights for. Any thread.
   virtual int64_t visits() const { return 0; }
+  // Any thread.
+  virtual PipelineMemory memory() const { return {}; }
 };
 
 struct PipelineOptions {

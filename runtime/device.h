@@ -32,7 +32,9 @@ absl::StatusOr<DeviceKind> ParseDeviceKind(absl::string_view name);
 struct DeviceMemory {
   int64_t used_bytes =
       0;  // in live buffers of this process; on CUDA with what libtorch has allocated
-  int64_t peak_bytes = 0;  // the largest used_bytes since ResetPeak
+  int64_t peak_bytes = 0;    // the largest used_bytes since ResetPeak
+  int64_t buffer_bytes = 0;  // of used_bytes: in DeviceBuffers
+  int64_t host_bytes = 0;    // in live host buffers (AllocateHost)
 };
 
 // A piece of device memory, aligned to 4096 bytes. Move-only; gives its bytes back on destruction.

@@ -31,6 +31,12 @@ FrontendOptions WithDomains(FrontendOptions options) {
   options.links.num_ranks = CountRanks(options.domains);
   options.scheduler.domains = options.domains;
   options.supervisor.domains = options.domains;
+  if (options.metrics == nullptr) {
+    options.metrics = std::make_shared<ServerMetrics>(options.links.num_ranks);
+  }
+  options.scheduler.metrics = options.metrics;
+  options.supervisor.metrics = options.metrics;
+  options.jobs.metrics = options.metrics;
   return options;
 }
 
@@ -59,7 +65,7 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
       jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
-      service_(std::move(card), &forecaster_, &jobs_),
+      service_(std::move(card), &forecaster_, &jobs_, options_.metrics),
       domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -67,6 +73,11 @@ Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 absl::Status Frontend::Listen() {
   if (absl::string_view path = options_.listen; absl::ConsumePrefix(&path, "unix:")) {
     RETURN_IF_ERROR(CheckSocketFree(std::string(path)));
+  }
+  if (!options_.metrics_listen.empty()) {
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(options_.metrics_listen,
+                                                           options_.metrics->collectables()));
+    spdlog::info("metrics on http://{}/metrics", metrics_server_->address());
   }
   grpc::ServerBuilder links;
   links.RegisterService(&links_);
@@ -146,6 +157,7 @@ void Frontend::Shutdown(absl::Duration grace) {
     if (stopping_) return;
     stopping_ = true;
   }
+  options_.metrics->SetServing(false);
   const absl::Time deadline = absl::Now() + grace;
   if (public_server_ != nullptr) public_server_->GetHealthCheckService()->Shutdown();
   scheduler_.Drain();
@@ -179,6 +191,7 @@ void Frontend::SetDomainReady(int domain, bool ready) {
     serving_ = serving;
   }
   if (!changed) return;
+  options_.metrics->SetServing(serving);
   public_server_->GetHealthCheckService()->SetServingStatus(serving);
   public_server_->GetHealthCheckService()->SetServingStatus(
       v1::VideoGeneration::service_full_name(), serving);
@@ -205,12 +218,16 @@ void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
                              broken.message());
 }
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  if (heartbeat.has_memory()) options_.metrics->rank(rank).SetMemory(heartbeat.memory());
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }
 void Frontend::OnProgress(int rank, v1::WaveProgress progress) {
   scheduler_.OnProgress(rank, std::move(progress));
 }
-void Frontend::OnFinished(int rank, uint64_t wave) { scheduler_.OnFinished(rank, wave); }
+void Frontend::OnFinished(int rank, const v1::WaveFinished& finished) {
+  options_.metrics->rank(rank).AddUsage(finished.usage());
+  scheduler_.OnFinished(rank, finished.wave_id());
+}
 void Frontend::OnFailed(int rank, v1::WaveFailed failed) {
   scheduler_.OnFailed(rank, std::move(failed));
 }

@@ -25,6 +25,8 @@
 #include "server/generation_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
+#include "server/metrics.h"
+#include "server/metrics_server.h"
 #include "server/scheduler.h"
 #include "server/supervisor.h"
 #include "server/worker_link_service.h"
@@ -33,6 +35,9 @@ namespace dlo {
 
 struct FrontendOptions {
   std::string listen = "127.0.0.1:0";  // host:port (port 0: any free one) or unix:path
+  std::string metrics_listen;          // HOST:PORT; empty: metrics are not served
+  // Counts for all parts; null: a new one. Those of the parts are set from it.
+  std::shared_ptr<ServerMetrics> metrics;
   // The parts' own counts and domains are set from it.
   std::vector<DispatchDomain> domains = IndependentReplicas(1);
   SchedulerOptions scheduler;
@@ -53,7 +58,7 @@ struct FrontendOptions {
 
 class Frontend : private LinkEvents {
  public:
-  // UNAVAILABLE when `listen` cannot be bound; see also JobStore::Open.
+  // UNAVAILABLE when `listen` or `metrics_listen` cannot be bound; see also JobStore::Open.
   static absl::StatusOr<std::unique_ptr<Frontend>> Start(FrontendOptions options,
                                                          std::shared_ptr<const ModelCard> card);
   // Shutdown without grace.
@@ -61,6 +66,10 @@ class Frontend : private LinkEvents {
 
   // With the port that was chosen.
   const std::string& address() const { return address_; }
+  // Empty if metrics are not served.
+  std::string metrics_address() const {
+    return metrics_server_ == nullptr ? "" : metrics_server_->address();
+  }
 
   // What waits in a rank's result queue for its clients.
   int64_t result_bytes_waiting(int rank) { return links_.result_queue(rank)->bytes(); }
@@ -87,11 +96,12 @@ class Frontend : private LinkEvents {
   void OnGroupBroken(int rank, v1::GroupBroken broken) override;
   void OnHeartbeat(int rank, v1::Heartbeat heartbeat) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
-  void OnFinished(int rank, uint64_t wave) override;
+  void OnFinished(int rank, const v1::WaveFinished& finished) override;
   void OnFailed(int rank, v1::WaveFailed failed) override;
 
   const FrontendOptions options_;
   std::string address_;
+  std::unique_ptr<MetricsServer> metrics_server_;
 
   // In the order of their dependence; the supervisor goes first, the servers before the services
   // they call.

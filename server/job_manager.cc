@@ -281,6 +281,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       *snapshot_.mutable_expire_time() = ToProto(now + manager_->options_.result_ttl);
       fill(&snapshot_);
       RecordEnd();
+      manager_->options_.metrics->requests().Ended(snapshot_);
       job = job_;
     }
     if (job != nullptr) manager_->scheduler_->Release(std::move(job));
@@ -369,6 +370,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       record_status_ = status;
       waiters.swap(when_recorded_);
     }
+    if (!status.ok()) manager_->options_.metrics->requests().Refused(ReasonOf(status));
     for (const auto& waiter : waiters) waiter(status);
   }
 

@@ -35,6 +35,7 @@
 #include "models/model_card.h"
 #include "server/forecaster.h"
 #include "server/job_store.h"
+#include "server/metrics.h"
 #include "server/request_resolution.h"
 #include "server/scheduler.h"
 #include "server/store_thread.h"
@@ -43,8 +44,9 @@
 namespace dlo {
 
 struct JobManagerOptions {
-  absl::Duration result_ttl = absl::Hours(24);   // from the end of a job to its removal
-  int64_t result_bytes_max = int64_t{10} << 30;  // a larger result fails its job
+  absl::Duration result_ttl = absl::Hours(24);       // from the end of a job to its removal
+  int64_t result_bytes_max = int64_t{10} << 30;      // a larger result fails its job
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // not null
 };
 
 // Follows one job. Called by any thread, one call at a time; must not block. OnEvent must not call

@@ -33,6 +33,7 @@ struct RankLoss {
   std::optional<int> signal;
   std::optional<int> exit_code;
   std::string reason = kRankLost;  // of the ErrorInfo
+  std::string kind = {};           // of dlo_worker_restarts_total; empty: follows from the rest
 };
 
 }  // namespace dlo

@@ -49,6 +49,9 @@ bool AnyCollective(const std::vector<DispatchDomain>& domains) {
 Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
     : options_(std::move(options)),
       links_(links),
+      metrics_(options_.metrics != nullptr
+                   ? options_.metrics
+                   : std::make_shared<ServerMetrics>(CountRanks(options_.domains))),
       domains_(options_.domains.size()),
       places_(CountRanks(options_.domains)),
       former_({.max_waiting = options_.max_waiting,
@@ -63,6 +66,7 @@ Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
       }
     }
   }
+  metrics_->requests().SetWaitingMax(options_.max_waiting);
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -177,6 +181,7 @@ void Scheduler::Loop() {
     }
     for (const std::function<void()>& task : tasks) task();
     RunTimers();
+    metrics_->requests().SetQueue(static_cast<int64_t>(former_.size()), CountRunning());
   }
 }
 
@@ -312,6 +317,7 @@ RunningWave* Scheduler::FindWave(int rank, uint64_t wave_id) {
     return &*wave;
   }
   ++late_replies_;
+  metrics_->waves().LateReply();
   spdlog::warn("rank {}: dropped a reply for wave {}, which it does not run", rank, wave_id);
   return nullptr;
 }
@@ -339,6 +345,7 @@ void Scheduler::HandleProgress(int rank, const v1::WaveProgress& progress) {
   }
   const absl::Duration step_time =
       wave->NoteStep(replica, progress.step(), progress.num_steps(), now);
+  metrics_->requests().StepDone(wave->last_step_time(replica));
   v1::Progress* snapshot = job->snapshot.mutable_progress();
   *snapshot->mutable_step_time() = ToProto(step_time);
   *snapshot->mutable_remaining() = ToProto(step_time * (progress.num_steps() - progress.step()));
@@ -407,19 +414,33 @@ int Scheduler::FreeCapacity() const {
   return capacity;
 }
 
+int64_t Scheduler::CountRunning() const {
+  int64_t running = 0;
+  for (const Domain& domain : domains_) {
+    if (domain.wave) running += domain.wave->num_jobs();
+  }
+  return running;
+}
+
 void Scheduler::Dispatch() {
   bool started = false;
   for (Domain& domain : domains_) {
     if (!domain.ready || domain.wave) continue;
-    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now());
+    WaveFormed formed;
+    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now(), &formed);
     if (ids.empty()) continue;
-    StartWave(domain, ids);
+    StartWave(domain, ids, std::move(formed));
     started = true;
   }
   if (started) TellQueuePositions(0);
 }
 
-void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
+void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed) {
+  metrics_->waves().Started({.requests = static_cast<int>(ids.size()),
+                             .capacity = domain.ranks.capacity(),
+                             .wait = absl::Now() - formed.leading_since,
+                             .key = std::move(formed.key),
+                             .deferred_keys = std::move(formed.deferred_keys)});
   const uint64_t id = next_wave_++;
   const std::vector<std::vector<int>>& replicas = domain.ranks.replicas;
   std::vector<std::shared_ptr<Job>> jobs(replicas.size());
@@ -463,6 +484,7 @@ void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& jo
   job->snapshot.clear_progress();
   job->snapshot.set_state(v1::JOB_STATE_ADMITTED);
   *job->snapshot.mutable_start_time() = ToProto(absl::Now());
+  metrics_->requests().Started(absl::Now() - job->spec.create_time);
   job->source->queue->Open(wave, [this, rank, wave, listener = job->listener] {
     Post([this, rank, wave, listener] {
       NoteProgress(rank, wave);

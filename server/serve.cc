@@ -106,6 +106,7 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
+  options.metrics_listen = config.metrics_listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
   options.store = {.folder = config.data_dir, .bytes_max = config.jobs_result_bytes_max};
   options.jobs = {.result_ttl = config.jobs_result_ttl,

@@ -63,7 +63,8 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
       {.key = "metrics_listen",
        .flag = "--metrics-listen",
        .fallback = "",
-       .help = "address of the metrics; not available yet, empty: none"},
+       .help =
+           "Prometheus metrics at http://HOST:PORT/metrics (port 0: any free one); empty: none"},
       {.key = "data_dir",
        .type = ConfigType::kPath,
        .flag = "--data-dir",
@@ -185,9 +186,26 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
   };
 }
 
+// Empty if `address` is HOST:PORT, else what it must be, which `forms` says.
+std::string HostPortProblem(const std::string& address, const std::string& forms) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return forms;
+  const std::string host = address.substr(0, colon);
+  const bool bracketed =
+      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
+  // An IPv6 address without brackets leaves open where the port starts.
+  if (!bracketed && host.find_first_of(":[]/, ") != std::string::npos) return forms;
+  const std::string port = address.substr(colon + 1);
+  int number = 0;
+  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return absl::StrCat(forms, ", with a port from 0 to 65535");
+  }
+  return "";
+}
+
 // Empty if `address` is one that gRPC can listen on, else what it must be.
 std::string ListenProblem(const std::string& address) {
-  constexpr char kForms[] = "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH";
   if (absl::StartsWith(address, "unix:")) {
     const std::string path = address.substr(5);
     if (!absl::StartsWith(path, "/")) return "unix:/PATH with an absolute path";
@@ -196,20 +214,8 @@ std::string ListenProblem(const std::string& address) {
     }
     return "";
   }
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) return kForms;
-  const std::string host = address.substr(0, colon);
-  const bool bracketed =
-      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
-  // An IPv6 address without brackets leaves open where the port starts.
-  if (!bracketed && host.find_first_of(":[]/ ") != std::string::npos) return kForms;
-  const std::string port = address.substr(colon + 1);
-  int number = 0;
-  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
-      !absl::SimpleAtoi(port, &number) || number > 65535) {
-    return absl::StrCat(kForms, ", with a port from 0 to 65535");
-  }
-  return "";
+  return HostPortProblem(address,
+                         "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH");
 }
 
 ParallelConfig ParallelOf(const Config& config) {
@@ -259,7 +265,14 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
   }
   if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
-    add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
+    const std::string must_be =
+        HostPortProblem(metrics, "HOST:PORT such as 127.0.0.1:9464 or [::1]:9464");
+    const std::string shown = absl::StrCat("\"", metrics, "\"");
+    if (!must_be.empty()) {
+      add("metrics_listen", shown, absl::StrCat("must be ", must_be, "; or empty for no metrics"));
+    } else if (metrics == listen && !absl::EndsWith(metrics, ":0")) {
+      add("metrics_listen", shown, "gRPC listens there (listen); choose another port");
+    }
   }
   for (std::string& problem : FindCombinationProblems(config)) {
     problems.push_back(std::move(problem));

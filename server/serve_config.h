@@ -61,7 +61,7 @@ struct ServeConfig {
   Model model;
   std::string device = "cpu";              // "cpu" or "cuda"
   std::string listen = "127.0.0.1:50051";  // gRPC: HOST:PORT (port 0: any free one) or unix:/PATH
-  std::string metrics_listen;              // HOST:PORT; empty: no metrics are served
+  std::string metrics_listen;              // HOST:PORT (port 0: any free one); empty: none served
   std::filesystem::path data_dir;          // absolute; jobs and their results; see job_store.h
   Parallel parallel;
   Offload offload;

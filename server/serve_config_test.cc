@@ -65,6 +65,7 @@ TEST(ServeConfigTest, WithoutArgumentsTheDemoModelIsServed) {
   EXPECT_EQ(command->config.model.dtype, DType::kF32);
   EXPECT_EQ(command->config.device, "cpu");
   EXPECT_EQ(command->config.listen, "127.0.0.1:50051");
+  EXPECT_EQ(command->config.metrics_listen, "");
   EXPECT_EQ(command->config.queue_max_waiting, 64);
   EXPECT_EQ(command->config.shutdown_grace, absl::Minutes(5));
   EXPECT_EQ(command->config.parallel.dp, 1);
@@ -159,7 +160,7 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "--listen",
                                                       "unix:/run/x.sock",
                                                       "--metrics-listen",
-                                                      "",
+                                                      "0.0.0.0:9464",
                                                       "--data-dir",
                                                       "/d",
                                                       "--dp",
@@ -205,6 +206,7 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.model.dtype, DType::kBF16);
   EXPECT_EQ(command->config.device, "cuda");
   EXPECT_EQ(command->config.listen, "unix:/run/x.sock");
+  EXPECT_EQ(command->config.metrics_listen, "0.0.0.0:9464");
   EXPECT_EQ(command->config.data_dir, "/d");
   EXPECT_EQ(command->config.parallel.dp, 4);
   EXPECT_EQ(command->config.host_weights.checkpoint_mmap, CheckpointMmap::kOff);
@@ -298,7 +300,14 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--checkpoint-mmap", "on"}, "nothing is streamed; set it to auto"},
         WrongArguments{{"--checkpoint-mmap", "on", "--transfer", "allgather", "--dp", "2"},
                        "shards in memory of its own; set it to auto"},
-        WrongArguments{{"--metrics-listen", "127.0.0.1:9"}, "metrics are not available yet"},
+        WrongArguments{{"--metrics-listen", "9464"},
+                       "metrics_listen is \"9464\" (flag --metrics-listen), but must be HOST:PORT "
+                       "such as 127.0.0.1:9464 or [::1]:9464; or empty for no metrics"},
+        WrongArguments{{"--metrics-listen", "unix:/run/x"}, "metrics_listen is \"unix:/run/x\""},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:1,127.0.0.1:2"}, "must be HOST:PORT"},
+        WrongArguments{{"--metrics-listen", "localhost:99999"}, "a port from 0 to 65535"},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:8s"}, "a port from 0 to 65535"},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:50051"}, "gRPC listens there (listen)"},
         WrongArguments{{"--dtype", "float16"}, "must be one of auto, float32, bfloat16"},
         WrongArguments{{"--device", "tpu"}, "must be one of cpu, cuda"},
         WrongArguments{{"--model", ""}, "--model is \"\", but must be a path"},
@@ -379,6 +388,9 @@ TEST(ServeConfigTest, GoodAddressesAreTaken) {
   for (const char* address :
        {"127.0.0.1:0", "localhost:65535", "[::]:50051", "0.0.0.0:1", "unix:/x"}) {
     EXPECT_EQ(Parse({"--listen", address})->config.listen, address);
+  }
+  for (const char* address : {"127.0.0.1:0", "localhost:9464", "[::1]:9464"}) {
+    EXPECT_EQ(Parse({"--metrics-listen", address})->config.metrics_listen, address);
   }
 }
 

@@ -39,6 +39,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/dispatch_domain.h"
+#include "server/metrics.h"
 #include "server/rank.h"
 #include "server/rank_placement.h"
 #include "server/worker_link_service.h"
@@ -59,6 +60,7 @@ struct SupervisorOptions {
   absl::Duration backoff_max = absl::Seconds(30);
   absl::Duration stable_after = absl::Seconds(60);
   int start_attempts_max = 3;
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // not null
 };
 
 struct SupervisorEvents {
@@ -149,6 +151,8 @@ class Supervisor {
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;
+  RankState StateOf(const Rank& rank) const;
+  void PublishStates();
 
   const SupervisorOptions options_;
   WorkerLinkService* const links_;

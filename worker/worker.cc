@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "runtime/communicator.h"
 #include "worker/link_client.h"
+#include "worker/memory_sampler.h"
 #include "worker/wave_runner.h"
 
 namespace dlo {
@@ -25,6 +26,8 @@ constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // What the link's threads hand to the thread that works.
 class Mailbox : public LinkHandler {
  public:
+  explicit Mailbox(const MemorySampler* memory) : memory_(memory) {}
+
   void OnAssignment(v1::Assignment assignment) override {
     absl::MutexLock lock(&mutex_);
     assignment_ = std::move(assignment);
@@ -49,7 +52,9 @@ class Mailbox : public LinkHandler {
 
   v1::Heartbeat CurrentHeartbeat() override {
     absl::MutexLock lock(&mutex_);
-    return runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    v1::Heartbeat heartbeat = runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    *heartbeat.mutable_memory() = memory_->latest();
+    return heartbeat;
   }
 
   void SetRunner(WaveRunner* runner) {
@@ -68,6 +73,7 @@ class Mailbox : public LinkHandler {
   }
 
  private:
+  const MemorySampler* const memory_;
   absl::Mutex mutex_;
   std::optional<v1::Assignment> assignment_ ABSL_GUARDED_BY(mutex_);
   WaveRunner* runner_ ABSL_GUARDED_BY(mutex_) = nullptr;
@@ -116,7 +122,8 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   hello.set_rank(options.rank);
   hello.set_pid(getpid());
   hello.set_incarnation(options.incarnation);
-  Mailbox mailbox;
+  MemorySampler memory;
+  Mailbox mailbox(&memory);
   LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
 
   absl::StatusOr<LoadedPipeline> loaded = load();
@@ -132,6 +139,7 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   WaveRunner runner(loaded->pipeline.get(), options.rank,
                     [&link](v1::FromWorker m) { return link.Send(std::move(m)); });
   mailbox.SetRunner(&runner);
+  memory.SetPipeline(loaded->pipeline.get());
   message.mutable_ready();
   link.Send(std::move(message));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
@@ -150,6 +158,7 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   }
   link.Close(kCloseTimeout);
   mailbox.SetRunner(nullptr);
+  memory.SetPipeline(nullptr);
   return 0;
 }
 

@@ -144,19 +144,43 @@ absl::Status WanPipeline::health() const {
   return c_.weight_group == nullptr ? absl::OkStatus() : c_.weight_group->status();
 }
 
+DeviceMemory WanPipeline::UsedMemory() const {
+  DeviceMemory memory = c_.device->memory();
+  if (c_.device->kind() == DeviceKind::kCpu) {
+    // Buffers do not change during a stage, so the peaks add up.
+    const DeviceMemory tensors = CpuTensorMemory();
+    memory.used_bytes += tensors.used_bytes;
+    memory.peak_bytes += tensors.peak_bytes;
+  }
+  return memory;
+}
+
 int64_t WanPipeline::TakeDevicePeak() {
-  int64_t peak = c_.device->memory().peak_bytes;
-  // Buffers do not change during a stage, so the peaks add up.
-  if (c_.device->kind() == DeviceKind::kCpu) peak += CpuTensorMemory().peak_bytes;
+  const int64_t peak = UsedMemory().peak_bytes;
+  stages_peak_ = std::max<int64_t>(stages_peak_, peak);
   c_.device->ResetPeak();
   ResetCpuTensorPeak();
   return peak;
+}
+
+PipelineMemory WanPipeline::memory() const {
+  const int64_t at_rest = tensors_at_rest_;
+  const DeviceMemory memory = UsedMemory();
+  const int64_t tensors = memory.used_bytes - memory.buffer_bytes;
+  return {.used_bytes = memory.used_bytes,
+          .peak_bytes = std::max<int64_t>(stages_peak_, memory.peak_bytes),
+          .weights_bytes = memory.buffer_bytes + (at_rest < 0 ? tensors : at_rest),
+          .pinned_bytes = memory.host_bytes};
 }
 
 absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
                                                  GenerationObserver& observer) {
   GenerationStats stats;
   TakeDevicePeak();
+  stages_peak_ = 0;
+  const DeviceMemory before = UsedMemory();
+  tensors_at_rest_ = before.used_bytes - before.buffer_bytes;
+  const absl::Cleanup at_rest = [this] { tensors_at_rest_ = -1; };
   // In a group the slots are needed for the rest of the plan, whatever becomes of the request.
   absl::Cleanup give_back = [this] {
     if (c_.streamer != nullptr && c_.weight_group == nullptr) c_.streamer->Stop().IgnoreError();

@@ -625,6 +625,41 @@ TEST_F(ShapesBehaviour, FramesArriveWhileDecoding) {
   EXPECT_EQ(recorder.video().size(0), 5);
 }
 
+// Looks at the pipeline's memory after each step, and keeps no tensors.
+class MemoryWatcher : public GenerationObserver {
+ public:
+  explicit MemoryWatcher(const VideoPipeline& pipeline) : pipeline_(pipeline) {}
+  void OnStage(Stage) override {}
+  void OnStep(int, int) override { after_steps.push_back(pipeline_.memory()); }
+  absl::Status OnFrames(const FrameSpan&) override { return absl::OkStatus(); }
+  bool cancelled() const override { return false; }
+
+  std::vector<PipelineMemory> after_steps;
+
+ private:
+  const VideoPipeline& pipeline_;
+};
+
+TEST_F(ShapesBehaviour, MemoryIsWeightsAtRestAndMoreWhileARequestRuns) {
+  const PipelineMemory before = pipeline_->memory();
+  EXPECT_GT(before.weights_bytes, 0);
+  EXPECT_EQ(before.used_bytes, before.weights_bytes);
+  EXPECT_EQ(before.pinned_bytes, 0);
+  MemoryWatcher watcher(*pipeline_);
+  const auto stats = pipeline_->Generate(request_, watcher);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  ASSERT_EQ(watcher.after_steps.size(), 3u);
+  for (const PipelineMemory& memory : watcher.after_steps) {
+    EXPECT_EQ(memory.weights_bytes, before.weights_bytes);
+    EXPECT_GT(memory.used_bytes, memory.weights_bytes);
+    EXPECT_GE(memory.peak_bytes, memory.used_bytes);
+  }
+  const PipelineMemory after = pipeline_->memory();
+  EXPECT_EQ(after.used_bytes, before.used_bytes);
+  EXPECT_EQ(after.weights_bytes, before.weights_bytes);
+  EXPECT_EQ(after.peak_bytes, stats->device_bytes_peak);
+}
+
 TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
   Recorder recorder;
   request_.settings.solver = "dpm";
@@ -694,6 +729,11 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
         EXPECT_TRUE(at::equal(first.video(), expected.video()));
         EXPECT_TRUE(at::equal(third.video(), expected.video()));
         EXPECT_GT(stats->bus_bytes, 0);
+        if (mmap == CheckpointMmap::kOff) {
+          // What was streamed lies in host buffers, each byte at least once.
+          EXPECT_GT((*streamed)->memory().pinned_bytes, 0);
+          EXPECT_LE((*streamed)->memory().pinned_bytes, stats->bus_bytes);
+        }
         if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
           EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
         }

@@ -61,7 +61,14 @@ class CpuDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override {
     ASSIGN_OR_RETURN(std::byte* const data, MapAnonymous(bytes));
-    return std::make_unique<CpuHostBuffer>(DeviceBuffer(data, bytes, Unmap));
+    absl::MutexLock lock(&mutex_);
+    memory_.host_bytes += bytes;
+    return std::make_unique<CpuHostBuffer>(
+        DeviceBuffer(data, bytes, [this](std::byte* released, int64_t size) {
+          Unmap(released, size);
+          absl::MutexLock lock(&mutex_);
+          memory_.host_bytes -= size;
+        }));
   }
 
   std::unique_ptr<Stream> CreateStream(const std::string& name) override {
@@ -79,7 +86,9 @@ class CpuDevice : public Device {
 
   DeviceMemory memory() const override {
     absl::MutexLock lock(&mutex_);
-    return memory_;
+    DeviceMemory memory = memory_;
+    memory.buffer_bytes = memory.used_bytes;
+    return memory;
   }
 
   void ResetPeak() override {

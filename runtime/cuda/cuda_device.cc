@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -93,14 +95,19 @@ class CudaStream : public Stream {
 
 class PinnedBuffer : public HostBuffer {
  public:
-  PinnedBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  ~PinnedBuffer() override { cudaFreeHost(data_); }
+  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void()> on_release)
+      : data_(data), bytes_(bytes), on_release_(std::move(on_release)) {}
+  ~PinnedBuffer() override {
+    cudaFreeHost(data_);
+    on_release_();
+  }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const int64_t bytes_;
+  const std::function<void()> on_release_;
 };
 
 class CudaDevice : public Device {
@@ -139,7 +146,12 @@ class CudaDevice : public Device {
     void* data = nullptr;
     RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
                              absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
-    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes);
+    absl::MutexLock lock(&mutex_);
+    memory_.host_bytes += bytes;
+    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes, [this, bytes] {
+      absl::MutexLock lock(&mutex_);
+      memory_.host_bytes -= bytes;
+    });
   }
 
   std::unique_ptr<Stream> CreateStream(const std::string&) override {
@@ -165,7 +177,9 @@ class CudaDevice : public Device {
             .allocated_bytes[kAll];
     absl::MutexLock lock(&mutex_);
     return {.used_bytes = memory_.used_bytes + torch.current,
-            .peak_bytes = memory_.peak_bytes + torch.peak};
+            .peak_bytes = memory_.peak_bytes + torch.peak,
+            .buffer_bytes = memory_.used_bytes,
+            .host_bytes = memory_.host_bytes};
   }
 
   void ResetPeak() override {

@@ -28,14 +28,20 @@ absl::StatusOr<std::byte*> Reserve(int64_t bytes) {
 
 class SimHostBuffer : public HostBuffer {
  public:
-  SimHostBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  ~SimHostBuffer() override { munmap(data_, std::max<int64_t>(bytes_, 1)); }
+  // Takes its bytes off `total` when it goes.
+  SimHostBuffer(std::byte* data, int64_t bytes, int64_t* total)
+      : data_(data), bytes_(bytes), total_(total) {}
+  ~SimHostBuffer() override {
+    munmap(data_, std::max<int64_t>(bytes_, 1));
+    *total_ -= bytes_;
+  }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const int64_t bytes_;
+  int64_t* const total_;
 };
 
 }  // namespace
@@ -109,7 +115,8 @@ absl::StatusOr<DeviceBuffer> SimDevice::Allocate(int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<HostBuffer>> SimDevice::AllocateHost(int64_t bytes) {
   ASSIGN_OR_RETURN(std::byte* const data, Reserve(bytes));
-  return std::make_unique<SimHostBuffer>(data, bytes);
+  memory_.host_bytes += bytes;
+  return std::make_unique<SimHostBuffer>(data, bytes, &memory_.host_bytes);
 }
 
 std::unique_ptr<Stream> SimDevice::CreateStream(const std::string&) {

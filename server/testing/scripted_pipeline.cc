@@ -71,7 +71,12 @@ class ScriptedPipeline : public VideoPipeline {
     }
     stats.decode = absl::Now() - start;
     stats.device_bytes_peak_denoise = 1 << 20;
+    stats.bus_bytes = 1000;
     return stats;
+  }
+
+  PipelineMemory memory() const override {
+    return {.used_bytes = 900, .peak_bytes = 1 << 20, .weights_bytes = 600, .pinned_bytes = 50};
   }
 
  private:
