@@ -14,7 +14,6 @@
 namespace dlo {
 namespace {
 
-constexpr absl::Duration kStallCheckInterval = absl::Seconds(1);
 // Submissions that the thread has not looked at yet; beyond it the caller is refused without it.
 constexpr int kSubmissionsInInboxMax = 4096;
 
@@ -181,7 +180,7 @@ void Scheduler::Loop() {
 }
 
 absl::Time Scheduler::NextTimer() const {
-  absl::Time next = std::min(next_stall_check_, former_.NextDeadline());
+  absl::Time next = former_.NextDeadline();
   for (const Domain& domain : domains_) {
     if (domain.wave) {
       if (domain.ready) next = std::min(next, domain.wave->NextDeadline());
@@ -197,17 +196,6 @@ void Scheduler::RunTimers() {
   EndExpired(now);
   Dispatch();
   CheckOverdueWaves(now);
-  const bool delivering = std::any_of(active_.begin(), active_.end(), [](const auto& entry) {
-    return entry.second->source.has_value();
-  });
-  if (!delivering) {
-    next_stall_check_ = absl::InfiniteFuture();
-  } else if (next_stall_check_ == absl::InfiniteFuture()) {
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  } else if (next_stall_check_ <= now) {
-    CheckStalledClients();
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  }
 }
 
 void Scheduler::EndExpired(absl::Time now) {
@@ -225,7 +213,7 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
     Domain& domain = domains_[d];
     if (!domain.wave || !domain.ready) continue;
     for (int i = 0; i < domain.wave->num_replicas(); ++i) {
-      // A rank that waits for its client is held back, not stuck.
+      // A rank whose result waits for the disk is held back, not stuck.
       const int primary = domain.ranks.replicas[i].front();
       if (links_->result_queue(primary)->holds_back()) domain.wave->NoteProgress(i, now);
     }
@@ -238,27 +226,6 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
                         {.rank = domain.ranks.replicas[overdue->replica].front(),
                          .cause = overdue->cause,
                          .reason = kWaveDeadline});
-  }
-}
-
-void Scheduler::CheckStalledClients() {
-  for (size_t rank = 0; rank < places_.size(); ++rank) {
-    if (!places_[rank].primary) continue;
-    const std::shared_ptr<ResultQueue> queue = links_->result_queue(static_cast<int>(rank));
-    const auto wave = queue->StalledSince(absl::Now() - options_.client_stall_timeout);
-    if (!wave) continue;
-    const auto stalled = std::find_if(active_.begin(), active_.end(), [&](const auto& entry) {
-      const auto& source = entry.second->source;
-      return source && source->queue == queue && source->wave == *wave;
-    });
-    if (stalled == active_.end()) continue;
-    const std::shared_ptr<Job> job = stalled->second;
-    spdlog::warn("job {}: the client has taken nothing for {}; giving it up", job->spec.id,
-                 absl::FormatDuration(options_.client_stall_timeout));
-    CancelWave(job);
-    End(job, StatusWithReason(grpc::StatusCode::ABORTED, "CLIENT_TOO_SLOW",
-                              absl::StrCat("the result was not read for ",
-                                           absl::FormatDuration(options_.client_stall_timeout))));
   }
 }
 

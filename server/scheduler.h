@@ -56,9 +56,6 @@ struct SchedulerOptions {
   // Equal texts may share a wave; by default those of CompatibilityKey.
   std::function<absl::StatusOr<std::string>(const JobSpec&)> wave_key;
   WaveLimits wave_limits;
-  // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
-  // job.
-  absl::Duration client_stall_timeout = absl::Seconds(60);
   // Told, by the scheduler's thread, that a domain must be restarted.
   std::function<void(int domain, RankLoss loss)> on_overdue;
 };
@@ -136,7 +133,6 @@ class Scheduler {
   void End(const std::shared_ptr<Job>& job, const grpc::Status& status);
   void EndExpired(absl::Time now);
   void CheckOverdueWaves(absl::Time now);
-  void CheckStalledClients();
   void TellSnapshot(const Job& job);
   void TellQueuePositions(size_t from);
 
@@ -157,7 +153,6 @@ class Scheduler {
   uint64_t next_wave_ = 1;
   bool draining_ = false;
   absl::Duration mean_run_time_ = absl::ZeroDuration();
-  absl::Time next_stall_check_ = absl::InfiniteFuture();
 
   std::thread thread_;
 };

@@ -35,6 +35,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--stream-slots", flags.stream_slots,
                  "device slots that blocks are streamed through; 0: blocks are resident");
   app.add_option("--log-level", flags.log_level);
+  // For tests alone, so no part of the help.
+  app.add_option("--failpoints", flags.worker.failpoints)->group("");
 }
 
 absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> Load(const Flags& flags) {

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "worker/failpoints.h"
 #include "worker/link_client.h"
 #include "worker/wave_runner.h"
 
@@ -107,6 +108,12 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   Mailbox mailbox;
   LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
 
+  const Failpoints failpoints(options.failpoints, options.rank, options.link_fd);
+  const auto send = [&](v1::FromWorker m) {
+    return failpoints.Send(std::move(m),
+                           [&link](v1::FromWorker n) { return link.Send(std::move(n)); });
+  };
+  failpoints.OnLoading();
   absl::StatusOr<std::unique_ptr<VideoPipeline>> pipeline = load();
   v1::FromWorker message;
   if (!pipeline.ok()) {
@@ -117,11 +124,10 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
     link.Close(kCloseTimeout);
     return 1;
   }
-  WaveRunner runner(pipeline->get(), options.rank,
-                    [&link](v1::FromWorker m) { return link.Send(std::move(m)); });
+  WaveRunner runner(pipeline->get(), options.rank, send);
   mailbox.SetRunner(&runner);
   message.mutable_ready();
-  link.Send(std::move(message));
+  send(std::move(message));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) runner.Run(*assignment);
   link.Close(kCloseTimeout);
   mailbox.SetRunner(nullptr);
