@@ -585,6 +585,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
   std::shared_ptr<LiveJob> live;
   bool is_new = false;
   const std::string id = spec.id;
+  const bool id_is_random = spec.id_is_random;
   {
     absl::MutexLock lock(&mutex_);
     std::shared_ptr<LiveJob>& entry = live_[id];
@@ -597,6 +598,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
     reply(status, live->snapshot(), is_new && !live->is_older());
   });
   if (!is_new) return;
+  if (id_is_random) return live->Submit(/*admitted=*/false);
   // The id is ours from here on: nobody else inserts it.
   FindRecorded(id, [live](const grpc::Status& status, const v1::Job& job) {
     if (status.ok()) {

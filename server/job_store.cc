@@ -426,6 +426,12 @@ absl::StatusOr<int> JobStore::RemoveExpired(absl::Time now) {
 }
 
 absl::StatusOr<int> JobStore::RemoveForRoom() {
+  {
+    // By itself: in the query below it would be asked for every ended job.
+    ASSIGN_OR_RETURN(Statement total, Prepare("SELECT bytes FROM total"));
+    ASSIGN_OR_RETURN(const bool row, total.Step());
+    if (row && total.Int(0) <= options_.bytes_max) return 0;
+  }
   // The newest is left out by its place.
   return RemoveWhile(
       "SELECT id FROM jobs WHERE expire_us IS NOT NULL AND (SELECT bytes FROM total) > ? "

@@ -14,6 +14,8 @@
 namespace dlo {
 namespace {
 
+// Between two tellings of the positions in the queue: with many short jobs each start moves all.
+constexpr absl::Duration kPositionInterval = absl::Milliseconds(100);
 // Submissions that the thread has not looked at yet; beyond it the caller is refused without it.
 constexpr int kSubmissionsInInboxMax = 4096;
 
@@ -181,6 +183,7 @@ void Scheduler::Loop() {
 
 absl::Time Scheduler::NextTimer() const {
   absl::Time next = former_.NextDeadline();
+  if (changed_from_ < former_.size()) next = std::min(next, next_positions_);
   for (const Domain& domain : domains_) {
     if (domain.wave) {
       if (domain.ready) next = std::min(next, domain.wave->NextDeadline());
@@ -196,6 +199,7 @@ void Scheduler::RunTimers() {
   EndExpired(now);
   Dispatch();
   CheckOverdueWaves(now);
+  TellQueuePositions(now);
 }
 
 void Scheduler::EndExpired(absl::Time now) {
@@ -205,7 +209,7 @@ void Scheduler::EndExpired(absl::Time now) {
     End(job, grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the client's deadline passed while the request was queued"));
   }
-  if (!expired.empty()) TellQueuePositions(0);
+  if (!expired.empty()) QueueChanged(0);
 }
 
 void Scheduler::CheckOverdueWaves(absl::Time now) {
@@ -261,7 +265,7 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
 void Scheduler::HandleRelease(const std::shared_ptr<Job>& job) {
   const auto entry = active_.find(job->spec.id);
   if (entry != active_.end() && entry->second == job) {
-    if (const auto position = former_.Remove(job->spec.id)) TellQueuePositions(*position);
+    if (const auto position = former_.Remove(job->spec.id)) QueueChanged(*position);
   }
   CancelWave(job);
   Forget(job);
@@ -383,7 +387,7 @@ void Scheduler::Dispatch() {
     StartWave(domain, ids);
     started = true;
   }
-  if (started) TellQueuePositions(0);
+  if (started) QueueChanged(0);
 }
 
 void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
@@ -453,8 +457,11 @@ void Scheduler::TellSnapshot(const Job& job) {
   }
 }
 
-void Scheduler::TellQueuePositions(size_t from) {
-  for (size_t i = from; i < former_.size(); ++i) {
+void Scheduler::TellQueuePositions(absl::Time now) {
+  if (changed_from_ >= former_.size()) changed_from_ = std::numeric_limits<size_t>::max();
+  if (changed_from_ >= former_.size() || next_positions_ > now) return;
+  next_positions_ = now + kPositionInterval;
+  for (size_t i = changed_from_; i < former_.size(); ++i) {
     Job& job = *active_.at(former_.id(i));
     job.snapshot.mutable_progress()->set_queue_position(static_cast<int>(i) + 1);
     if (auto listener = job.listener.lock()) {
@@ -463,6 +470,7 @@ void Scheduler::TellQueuePositions(size_t from) {
       listener->OnEvent(std::move(event));
     }
   }
+  changed_from_ = std::numeric_limits<size_t>::max();
 }
 
 }  // namespace dlo

@@ -24,10 +24,12 @@
 // the scheduler.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -134,7 +136,9 @@ class Scheduler {
   void EndExpired(absl::Time now);
   void CheckOverdueWaves(absl::Time now);
   void TellSnapshot(const Job& job);
-  void TellQueuePositions(size_t from);
+  // Marks them as changed from the position `from` on; RunTimers tells them.
+  void QueueChanged(size_t from) { changed_from_ = std::min(changed_from_, from); }
+  void TellQueuePositions(absl::Time now);
 
   const SchedulerOptions options_;
   RankLinks* const links_;
@@ -152,6 +156,8 @@ class Scheduler {
   std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released or ended
   uint64_t next_wave_ = 1;
   bool draining_ = false;
+  size_t changed_from_ = std::numeric_limits<size_t>::max();
+  absl::Time next_positions_ = absl::InfinitePast();
   absl::Duration mean_run_time_ = absl::ZeroDuration();
 
   std::thread thread_;

@@ -139,6 +139,9 @@ std::string NameOf(const Fault& fault) {
                       "Of", fault.dp, transfer);
 }
 
+void PrintTo(const Fault& fault, std::ostream* out) { *out << NameOf(fault); }
+void PrintTo(const Phase& phase, std::ostream* out) { *out << phase.name; }
+
 // With the transfers that dlo-serve has; a rank of "allgather" takes its whole domain along.
 const char* const kTransfers[] = {"none", "rank-local"};
 

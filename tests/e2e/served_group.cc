@@ -103,7 +103,7 @@ absl::Status ServedGroup::Start() {
         absl::StrCat("--config=", DLO_SOURCE_DIR, "/configs/shapes.yaml"),
         absl::StrCat("--listen=", address()),
         absl::StrCat("--data-dir=", options_.data_dir.string()), absl::StrCat("--dp=", options_.dp),
-        absl::StrCat("--transfer=", options_.transfer), std::string("--worker-threads=1")}) {
+        absl::StrCat("--transfer=", options_.transfer), std::string("--threads=1")}) {
     command.push_back(argument);
   }
   command.insert(command.end(), options_.arguments.begin(), options_.arguments.end());
@@ -115,7 +115,9 @@ absl::Status ServedGroup::Start() {
   const bool answers = WaitFor(
       [&] {
         grpc::ClientContext context;
-        context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(5)));
+        // Only a call that waits makes the channel connect again.
+        context.set_wait_for_ready(true);
+        context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(200)));
         HealthCheckResponse response;
         return stub->Check(&context, {}, &response).ok() || !IsRunning(serve_pid());
       },
