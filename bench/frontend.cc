@@ -123,8 +123,8 @@ class Client : public grpc::ClientReadReactor<v1::GenerateEvent> {
     if (status.ok() && last_ == v1::JOB_STATE_SUCCEEDED) {
       counts_->Completed();
     } else {
-      counts_->Failed(absl::StrCat("WatchJob: ", status.error_message(), ", ",
-                                   v1::JobState_Name(last_)));
+      counts_->Failed(
+          absl::StrCat("WatchJob: ", status.error_message(), ", ", v1::JobState_Name(last_)));
     }
     Continue();
   }
@@ -271,7 +271,8 @@ int Run(const Flags& flags) {
 }  // namespace dlo
 
 int main(int argc, char** argv) {
-  CLI::App app("Jobs per second, latency and memory of dlo-serve with workers that answer at once.");
+  CLI::App app(
+      "Jobs per second, latency and memory of dlo-serve with workers that answer at once.");
   dlo::Flags flags;
   app.add_option("--seconds", flags.seconds, "of measuring, after the warm-up");
   app.add_option("--dp", flags.dp, "workers");

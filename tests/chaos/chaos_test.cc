@@ -147,9 +147,9 @@ const char* const kTransfers[] = {"none", "rank-local"};
 
 std::vector<Fault> Faults() {
   if (!run_all) {
-    return {{2, 1, kLoading, SIGKILL},   {2, 0, kIdle, SIGKILL},
-            {2, 1, kEncoding, SIGKILL},  {2, 0, kDenoising, SIGKILL, "rank-local"},
-            {4, 3, kDecoding, SIGKILL},  {2, 0, kSending, SIGKILL},
+    return {{2, 1, kLoading, SIGKILL},  {2, 0, kIdle, SIGKILL},
+            {2, 1, kEncoding, SIGKILL}, {2, 0, kDenoising, SIGKILL, "rank-local"},
+            {4, 3, kDecoding, SIGKILL}, {2, 0, kSending, SIGKILL},
             {2, 1, kDenoising, SIGSTOP}};
   }
   std::vector<Fault> faults;

@@ -80,8 +80,8 @@ absl::Status ServedGroup::Prepare() {
   fs::copy_file(bin / "dlo-serve", folder_ / "bin/dlo-serve", error);
   if (error) return absl::InternalError(error.message());
   const fs::path script = folder_ / "bin/dlo-worker";
-  std::ofstream(script) << "#!/bin/sh\nexec '" << options_.worker.string() << "' '--failpoints="
-                        << (folder_ / "faults").string() << "' \"$@\"\n";
+  std::ofstream(script) << "#!/bin/sh\nexec '" << options_.worker.string()
+                        << "' '--failpoints=" << (folder_ / "faults").string() << "' \"$@\"\n";
   fs::permissions(script, fs::perms::owner_all, error);
   shared_memory_before_ = NamesIn("/dev/shm");
   return absl::OkStatus();
@@ -97,7 +97,7 @@ ServedGroup::~ServedGroup() {
 absl::Status ServedGroup::Start() {
   // The output goes to a file, which never fills as a pipe does.
   std::vector<std::string> command = {"/bin/sh", "-c", "log=$1; shift; exec \"$@\" >>\"$log\" 2>&1",
-                                      "sh",      (folder_ / "log").string()};
+                                      "sh", (folder_ / "log").string()};
   for (const std::string& argument :
        {(folder_ / "bin/dlo-serve").string(),
         absl::StrCat("--config=", DLO_SOURCE_DIR, "/configs/shapes.yaml"),
@@ -266,7 +266,8 @@ ProcessMemory MemoryOf(pid_t pid) {
   ProcessMemory memory;
   std::ifstream rollup(absl::StrCat("/proc/", pid, "/smaps_rollup"));
   for (std::string line; std::getline(rollup, line);) {
-    for (const auto& [name, bytes] : {std::pair{"Rss:", &memory.rss_bytes}, {"Pss:", &memory.pss_bytes}}) {
+    for (const auto& [name, bytes] :
+         {std::pair{"Rss:", &memory.rss_bytes}, {"Pss:", &memory.pss_bytes}}) {
       absl::string_view value = line;
       int64_t kib = 0;
       if (absl::ConsumePrefix(&value, name) && absl::ConsumeSuffix(&value, "kB") &&

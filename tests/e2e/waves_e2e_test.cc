@@ -76,7 +76,8 @@ TEST(WavesOfTheDemoModel, GiveTheVideosOfSoloRuns) {
       const std::vector<std::string> together = Videos(dp, transfer);
       ASSERT_EQ(together.size(), alone.size());
       for (int i = 0; i < kNumRequests; ++i) {
-        EXPECT_TRUE(together[i] == alone[i]) << "request " << i << ", dp " << dp << ", " << transfer;
+        EXPECT_TRUE(together[i] == alone[i])
+            << "request " << i << ", dp " << dp << ", " << transfer;
       }
     }
   }
