@@ -142,15 +142,20 @@ std::string NameOf(const Fault& fault) {
 void PrintTo(const Fault& fault, std::ostream* out) { *out << NameOf(fault); }
 void PrintTo(const Phase& phase, std::ostream* out) { *out << phase.name; }
 
-// With the transfers that dlo-serve has; a rank of "allgather" takes its whole domain along.
-const char* const kTransfers[] = {"none", "rank-local"};
+// How weights reach the device; with allgather a rank takes its whole domain along.
+const char* const kTransfers[] = {"none", "rank-local", "allgather"};
 
 std::vector<Fault> Faults() {
   if (!run_all) {
-    return {{2, 1, kLoading, SIGKILL},  {2, 0, kIdle, SIGKILL},
-            {2, 1, kEncoding, SIGKILL}, {2, 0, kDenoising, SIGKILL, "rank-local"},
-            {4, 3, kDecoding, SIGKILL}, {2, 0, kSending, SIGKILL},
-            {2, 1, kDenoising, SIGSTOP}};
+    return {{2, 1, kLoading, SIGKILL},
+            {2, 0, kIdle, SIGKILL, "allgather"},
+            {2, 1, kEncoding, SIGKILL},
+            {2, 0, kDenoising, SIGKILL, "rank-local"},
+            {3, 1, kDenoising, SIGKILL, "allgather"},
+            {4, 3, kDecoding, SIGKILL},
+            {2, 0, kSending, SIGKILL, "allgather"},
+            {2, 1, kSending, SIGKILL},
+            {2, 1, kDenoising, SIGSTOP, "allgather"}};
   }
   std::vector<Fault> faults;
   for (const char* transfer : kTransfers) {

@@ -70,8 +70,7 @@ TEST(WavesOfTheDemoModel, GiveTheVideosOfSoloRuns) {
   const std::vector<std::string> alone = Videos(1, "none");
   ASSERT_EQ(alone.size(), static_cast<size_t>(kNumRequests));
   EXPECT_EQ(std::set<std::string>(alone.begin(), alone.end()).size(), alone.size());
-  // The transfers that dlo-serve has.
-  for (const char* transfer : {"none", "rank-local"}) {
+  for (const char* transfer : {"none", "rank-local", "allgather"}) {
     for (const int dp : {2, 4}) {
       const std::vector<std::string> together = Videos(dp, transfer);
       ASSERT_EQ(together.size(), alone.size());
