@@ -1,7 +1,6 @@
 #include "server/frontend.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -26,6 +25,9 @@ namespace {
 
 // How long calls that were ended may take to reach their clients.
 constexpr absl::Duration kFlushTime = absl::Seconds(2);
+// How long clients may take to close their connections, once no call is left. A blocking client
+// between two calls looks at its connection every few seconds only, so it is not waited for.
+constexpr absl::Duration kGoodbyeTime = absl::Milliseconds(300);
 
 FrontendOptions WithDomains(FrontendOptions options) {
   options.links.num_ranks = CountRanks(options.domains);
@@ -45,10 +47,7 @@ FrontendOptions WithDomains(FrontendOptions options) {
 absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions options,
                                                           std::shared_ptr<const ModelCard> card) {
   static std::once_flag once;
-  std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  });
+  std::call_once(once, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
   ASSIGN_OR_RETURN(std::unique_ptr<JobStore> store, JobStore::Open(options.store));
   std::unique_ptr<Frontend> frontend(
       new Frontend(std::move(options), std::move(card), std::move(store)));
@@ -66,6 +65,7 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
       scheduler_(SchedulerOptionsWithHook(), &links_),
       jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
       service_(std::move(card), &forecaster_, &jobs_, options_.metrics),
+      health_({v1::VideoGeneration::service_full_name()}),
       domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -101,15 +101,14 @@ absl::Status Frontend::Listen() {
   // A stream on which nothing happens for long is no reason to stop asking.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.RegisterService(&service_);
+  builder.RegisterService(&health_);
+  calls_.Watch(&builder);
   public_server_ = builder.BuildAndStart();
   if (public_server_ == nullptr) {
     const std::string why = FindBindError(options_.listen);
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.listen,
                                                why.empty() ? "" : absl::StrCat(": ", why)));
   }
-  public_server_->GetHealthCheckService()->SetServingStatus(false);
-  public_server_->GetHealthCheckService()->SetServingStatus(
-      v1::VideoGeneration::service_full_name(), false);
   address_ = options_.listen;
   if (!absl::StartsWith(address_, "unix:")) {
     address_ = absl::StrCat(address_.substr(0, address_.rfind(':')), ":", port);
@@ -159,7 +158,7 @@ void Frontend::Shutdown(absl::Duration grace) {
   }
   options_.metrics->SetServing(false);
   const absl::Time deadline = absl::Now() + grace;
-  if (public_server_ != nullptr) public_server_->GetHealthCheckService()->Shutdown();
+  health_.Shutdown();
   scheduler_.Drain();
   if (!scheduler_.WaitIdle(deadline)) {
     scheduler_.EndAll(StatusWithReason(grpc::StatusCode::UNAVAILABLE, "SHUTTING_DOWN",
@@ -169,7 +168,8 @@ void Frontend::Shutdown(absl::Duration grace) {
   }
   jobs_.Flush();
   if (public_server_ != nullptr) {
-    public_server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::Now() + kFlushTime)));
+    calls_.WaitNone(std::max(deadline, absl::Now() + kFlushTime));
+    public_server_->Shutdown(absl::ToChronoTime(absl::Now() + kGoodbyeTime));
     public_server_->Wait();
   }
   if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));
@@ -192,9 +192,7 @@ void Frontend::SetDomainReady(int domain, bool ready) {
   }
   if (!changed) return;
   options_.metrics->SetServing(serving);
-  public_server_->GetHealthCheckService()->SetServingStatus(serving);
-  public_server_->GetHealthCheckService()->SetServingStatus(
-      v1::VideoGeneration::service_full_name(), serving);
+  health_.SetServing(serving);
   if (serving) {
     spdlog::info("serving on {}", address_);
   } else {

@@ -23,10 +23,12 @@
 #include "models/model_card.h"
 #include "server/forecaster.h"
 #include "server/generation_service.h"
+#include "server/health_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
 #include "server/metrics.h"
 #include "server/metrics_server.h"
+#include "server/open_calls.h"
 #include "server/scheduler.h"
 #include "server/supervisor.h"
 #include "server/worker_link_service.h"
@@ -77,8 +79,8 @@ class Frontend : private LinkEvents {
   // Replies that belonged to no running wave.
   int64_t late_replies() const { return scheduler_.late_replies(); }
 
-  // Refuses new requests, leaves queued ones to the next start, finishes what runs within `grace`,
-  // ends the rest, stops the workers. Idempotent.
+  // Refuses new requests, leaves queued ones to the next start, finishes what runs and delivers
+  // what is asked for within `grace`, ends the rest, stops the workers. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -110,6 +112,8 @@ class Frontend : private LinkEvents {
   Scheduler scheduler_;
   JobManager jobs_;
   GenerationService service_;
+  HealthService health_;
+  OpenCalls calls_;
   std::unique_ptr<grpc::Server> link_server_;
   std::unique_ptr<grpc::Server> public_server_;
   std::unique_ptr<Supervisor> supervisor_;

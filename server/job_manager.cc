@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/notification.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "proto/convert.h"
@@ -97,11 +97,15 @@ std::optional<int64_t> ParsePageToken(const std::string& token, const std::vecto
 class JobManager::LiveJob : public JobListener, public std::enable_shared_from_this<LiveJob> {
  public:
   LiveJob(JobManager* manager, JobSpec spec)
-      : manager_(manager), spec_(std::move(spec)), snapshot_(QueuedJob(spec_)) {}
+      : manager_(manager),
+        disk_(manager->NextDisk()),
+        spec_(std::move(spec)),
+        snapshot_(QueuedJob(spec_)) {}
 
   // One that has a record.
   LiveJob(JobManager* manager, JobSpec spec, v1::Job snapshot)
       : manager_(manager),
+        disk_(manager->NextDisk()),
         spec_(std::move(spec)),
         record_status_(grpc::Status::OK),
         snapshot_(std::move(snapshot)) {}
@@ -217,7 +221,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   }
 
   void OnResult() override {
-    manager_->disk_.Post([self = shared_from_this()] { self->TakeResult(); });
+    disk_->Post([self = shared_from_this()] { self->TakeResult(); });
   }
 
   void OnEnd(grpc::Status status) override {
@@ -286,7 +290,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     }
     if (job != nullptr) manager_->scheduler_->Release(std::move(job));
     // Closes and removes a part of a video.
-    manager_->disk_.Post([self = shared_from_this()] { self->writer_.reset(); });
+    disk_->Post([self = shared_from_this()] { self->writer_.reset(); });
     return true;
   }
 
@@ -328,13 +332,25 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
         [self = shared_from_this()](const absl::Status& status) { self->OnInserted(status); });
   }
 
+  // States that follow each other before the store comes to them are one write.
   void Update() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    manager_->records_.Run([record = Record()](JobStore& store) { return store.Update(record); },
-                           [id = spec_.id](const absl::Status& status) {
-                             if (status.ok() || absl::IsNotFound(status)) return;
-                             spdlog::warn("job {}: its state is not recorded: {}", id,
-                                          std::string(status.message()));
-                           });
+    if (std::exchange(update_asked_, true)) return;
+    manager_->records_.Run(
+        [self = shared_from_this()](JobStore& store) {
+          JobRecord record;
+          {
+            absl::MutexLock lock(&self->mutex_);
+            self->update_asked_ = false;
+            // The write of the end is behind this one.
+            if (self->phase_ > Phase::kRunning) return absl::OkStatus();
+            record = self->Record();
+          }
+          return store.Update(record);
+        },
+        [id = spec_.id](const absl::Status& status) {
+          if (status.ok() || absl::IsNotFound(status)) return;
+          spdlog::warn("job {}: its state is not recorded: {}", id, std::string(status.message()));
+        });
   }
 
   void RecordEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -405,7 +421,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     for (const auto& waiter : waiters) waiter(grpc::Status::OK);
   }
 
-  // The rest runs on the disk thread.
+  // The rest runs on the job's disk thread.
 
   void TakeResult() {
     std::optional<ResultSource> source;
@@ -486,11 +502,13 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   }
 
   JobManager* const manager_;
+  TaskThread* const disk_;
   const JobSpec spec_;
 
   absl::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kNew;
   bool older_ ABSL_GUARDED_BY(mutex_) = false;
+  bool update_asked_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> record_status_ ABSL_GUARDED_BY(mutex_);
   v1::Job snapshot_ ABSL_GUARDED_BY(mutex_);
   grpc::Status outcome_ ABSL_GUARDED_BY(mutex_);
@@ -500,7 +518,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   std::vector<std::function<void(const grpc::Status&)>> when_recorded_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::function<void(const grpc::Status&)>> when_ended_ ABSL_GUARDED_BY(mutex_);
 
-  std::optional<AtomicFile> writer_;  // the disk thread's
+  std::optional<AtomicFile> writer_;  // its disk thread's
 };
 
 JobManager::JobManager(JobManagerOptions options, std::shared_ptr<const ModelCard> card,
@@ -571,6 +589,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
   std::shared_ptr<LiveJob> live;
   bool is_new = false;
   const std::string id = spec.id;
+  const bool id_is_random = spec.id_is_random;
   {
     absl::MutexLock lock(&mutex_);
     std::shared_ptr<LiveJob>& entry = live_[id];
@@ -583,6 +602,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
     reply(status, live->snapshot(), is_new && !live->is_older());
   });
   if (!is_new) return;
+  if (id_is_random) return live->Submit(/*admitted=*/false);
   // The id is ours from here on: nobody else inserts it.
   FindRecorded(id, [live](const grpc::Status& status, const v1::Job& job) {
     if (status.ok()) {
@@ -753,9 +773,9 @@ void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
 }
 
 void JobManager::Flush() {
-  absl::Notification written;
-  disk_.Post([&written] { written.Notify(); });
-  written.WaitForNotification();
+  absl::BlockingCounter written(static_cast<int>(disk_.size()));
+  for (TaskThread& disk : disk_) disk.Post([&written] { written.DecrementCount(); });
+  written.Wait();
   records_.Flush();
 }
 

@@ -7,7 +7,7 @@
 //            Submit ──► scheduler ──► rank ──► result queue
 //              │ record    │ events, end          │ chunks
 //              ▼           ▼                      ▼
-//        store thread ◄── LiveJob ──────► disk thread (result file)
+//        store thread ◄── LiveJob ──────► a disk thread (result file)
 //                          └► watchers
 //
 // A job is told to nobody before its record is durable, and its end not before that of its record
@@ -22,6 +22,8 @@
 
 #include <grpcpp/support/status.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -103,6 +105,7 @@ class JobManager {
  private:
   class LiveJob;
 
+  TaskThread* NextDisk() { return &disk_[next_disk_++ % disk_.size()]; }
   std::shared_ptr<LiveJob> FindLive(const std::string& id);
   void Erase(const std::string& id, const LiveJob* live);
   // Of a job that is not live.
@@ -121,7 +124,10 @@ class JobManager {
   std::map<std::string, std::shared_ptr<LiveJob>> live_ ABSL_GUARDED_BY(mutex_);
 
   StoreThread records_;
-  TaskThread disk_;  // writes results
+  // They write results, each job's all by one. Most of their time they wait for the disk to flush,
+  // which several can do for the price of one.
+  std::array<TaskThread, 4> disk_;
+  std::atomic<size_t> next_disk_ = 0;
   TaskThread reading_;
 };
 

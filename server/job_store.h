@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -111,11 +112,13 @@ class JobStore {
   absl::StatusOr<int> RemoveWhile(const char* sql, int64_t bound);
   absl::Status RunInTransaction(const std::vector<Operation>& operations,
                                 std::vector<absl::Status>* statuses);
-  absl::StatusOr<Statement> Prepare(const char* sql);
+  absl::StatusOr<Statement> Prepare(const std::string& sql);
 
   const JobStoreOptions options_;
   const std::unique_ptr<LockFile> lock_;
   sqlite3* database_ = nullptr;
+  // Prepared before and not in use.
+  std::multimap<std::string, sqlite3_stmt*> statements_;
   std::vector<std::string> removed_;  // in the transaction that runs: whose results go with it
 };
 

@@ -17,6 +17,7 @@ namespace dlo {
 // A request as it will run.
 struct JobSpec {
   std::string id;
+  bool id_is_random = false;  // nobody else can have it
   std::string prompt;
   std::string negative_prompt;
   VideoSettings settings;

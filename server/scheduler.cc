@@ -14,7 +14,8 @@
 namespace dlo {
 namespace {
 
-constexpr absl::Duration kStallCheckInterval = absl::Seconds(1);
+// Between two tellings of the positions in the queue: with many short jobs each start moves all.
+constexpr absl::Duration kPositionInterval = absl::Milliseconds(100);
 // Submissions that the thread has not looked at yet; beyond it the caller is refused without it.
 constexpr int kSubmissionsInInboxMax = 4096;
 
@@ -186,7 +187,8 @@ void Scheduler::Loop() {
 }
 
 absl::Time Scheduler::NextTimer() const {
-  absl::Time next = std::min(next_stall_check_, former_.NextDeadline());
+  absl::Time next = former_.NextDeadline();
+  if (changed_from_ < former_.size()) next = std::min(next, next_positions_);
   for (const Domain& domain : domains_) {
     if (domain.wave) {
       if (domain.ready) next = std::min(next, domain.wave->NextDeadline());
@@ -202,17 +204,7 @@ void Scheduler::RunTimers() {
   EndExpired(now);
   Dispatch();
   CheckOverdueWaves(now);
-  const bool delivering = std::any_of(active_.begin(), active_.end(), [](const auto& entry) {
-    return entry.second->source.has_value();
-  });
-  if (!delivering) {
-    next_stall_check_ = absl::InfiniteFuture();
-  } else if (next_stall_check_ == absl::InfiniteFuture()) {
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  } else if (next_stall_check_ <= now) {
-    CheckStalledClients();
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  }
+  TellQueuePositions(now);
 }
 
 void Scheduler::EndExpired(absl::Time now) {
@@ -222,7 +214,7 @@ void Scheduler::EndExpired(absl::Time now) {
     End(job, grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the client's deadline passed while the request was queued"));
   }
-  if (!expired.empty()) TellQueuePositions(0);
+  if (!expired.empty()) QueueChanged(0);
 }
 
 void Scheduler::CheckOverdueWaves(absl::Time now) {
@@ -230,7 +222,7 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
     Domain& domain = domains_[d];
     if (!domain.wave || !domain.ready) continue;
     for (int i = 0; i < domain.wave->num_replicas(); ++i) {
-      // A rank that waits for its client is held back, not stuck.
+      // A rank whose result waits for the disk is held back, not stuck.
       const int primary = domain.ranks.replicas[i].front();
       if (links_->result_queue(primary)->holds_back()) domain.wave->NoteHeldBack(i, now);
     }
@@ -243,27 +235,6 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
                         {.rank = domain.ranks.replicas[overdue->replica].front(),
                          .cause = overdue->cause,
                          .reason = kWaveDeadline});
-  }
-}
-
-void Scheduler::CheckStalledClients() {
-  for (size_t rank = 0; rank < places_.size(); ++rank) {
-    if (!places_[rank].primary) continue;
-    const std::shared_ptr<ResultQueue> queue = links_->result_queue(static_cast<int>(rank));
-    const auto wave = queue->StalledSince(absl::Now() - options_.client_stall_timeout);
-    if (!wave) continue;
-    const auto stalled = std::find_if(active_.begin(), active_.end(), [&](const auto& entry) {
-      const auto& source = entry.second->source;
-      return source && source->queue == queue && source->wave == *wave;
-    });
-    if (stalled == active_.end()) continue;
-    const std::shared_ptr<Job> job = stalled->second;
-    spdlog::warn("job {}: the client has taken nothing for {}; giving it up", job->spec.id,
-                 absl::FormatDuration(options_.client_stall_timeout));
-    CancelWave(job);
-    End(job, StatusWithReason(grpc::StatusCode::ABORTED, "CLIENT_TOO_SLOW",
-                              absl::StrCat("the result was not read for ",
-                                           absl::FormatDuration(options_.client_stall_timeout))));
   }
 }
 
@@ -299,7 +270,7 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
 void Scheduler::HandleRelease(const std::shared_ptr<Job>& job) {
   const auto entry = active_.find(job->spec.id);
   if (entry != active_.end() && entry->second == job) {
-    if (const auto position = former_.Remove(job->spec.id)) TellQueuePositions(*position);
+    if (const auto position = former_.Remove(job->spec.id)) QueueChanged(*position);
   }
   CancelWave(job);
   Forget(job);
@@ -432,7 +403,7 @@ void Scheduler::Dispatch() {
     StartWave(domain, ids, std::move(formed));
     started = true;
   }
-  if (started) TellQueuePositions(0);
+  if (started) QueueChanged(0);
 }
 
 void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed) {
@@ -522,8 +493,11 @@ void Scheduler::TellSnapshot(const Job& job) {
   }
 }
 
-void Scheduler::TellQueuePositions(size_t from) {
-  for (size_t i = from; i < former_.size(); ++i) {
+void Scheduler::TellQueuePositions(absl::Time now) {
+  if (changed_from_ >= former_.size()) changed_from_ = std::numeric_limits<size_t>::max();
+  if (changed_from_ >= former_.size() || next_positions_ > now) return;
+  next_positions_ = now + kPositionInterval;
+  for (size_t i = changed_from_; i < former_.size(); ++i) {
     Job& job = *active_.at(former_.id(i));
     job.snapshot.mutable_progress()->set_queue_position(static_cast<int>(i) + 1);
     if (auto listener = job.listener.lock()) {
@@ -532,6 +506,7 @@ void Scheduler::TellQueuePositions(size_t from) {
       listener->OnEvent(std::move(event));
     }
   }
+  changed_from_ = std::numeric_limits<size_t>::max();
 }
 
 }  // namespace dlo

@@ -24,10 +24,12 @@
 // the scheduler.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,9 +61,6 @@ struct SchedulerOptions {
   WaveLimits wave_limits;
   // How long a job will take; by default not known.
   std::function<WaveForecast(const JobSpec&)> forecast;
-  // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
-  // job.
-  absl::Duration client_stall_timeout = absl::Seconds(60);
   // Told, by the scheduler's thread, that a domain must be restarted.
   std::function<void(int domain, RankLoss loss)> on_overdue;
   std::shared_ptr<ServerMetrics> metrics = nullptr;  // null: counted for nobody
@@ -142,9 +141,10 @@ class Scheduler {
   void End(const std::shared_ptr<Job>& job, const grpc::Status& status);
   void EndExpired(absl::Time now);
   void CheckOverdueWaves(absl::Time now);
-  void CheckStalledClients();
   void TellSnapshot(const Job& job);
-  void TellQueuePositions(size_t from);
+  // Marks them as changed from the position `from` on; RunTimers tells them.
+  void QueueChanged(size_t from) { changed_from_ = std::min(changed_from_, from); }
+  void TellQueuePositions(absl::Time now);
 
   const SchedulerOptions options_;
   RankLinks* const links_;
@@ -163,8 +163,9 @@ class Scheduler {
   std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released or ended
   uint64_t next_wave_ = 1;
   bool draining_ = false;
+  size_t changed_from_ = std::numeric_limits<size_t>::max();
+  absl::Time next_positions_ = absl::InfinitePast();
   absl::Duration mean_run_time_ = absl::ZeroDuration();
-  absl::Time next_stall_check_ = absl::InfiniteFuture();
 
   std::thread thread_;
 };

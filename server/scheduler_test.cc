@@ -444,5 +444,43 @@ TEST(SchedulerTest, CountsQueueWavesDeferralsStepsAndLateRepliesInTheRegistryItI
   EXPECT_TRUE(until("dlo_requests_running", 0));
 }
 
+// Two ranks that show no progress, the second since later. The first one's result waits for the
+// disk, which is not its fault; once there is room it is.
+TEST(SchedulerTest, ARankWhoseResultWaitsForTheDiskIsNotTakenForAStuckOne) {
+  FakeLinks links(2);
+  absl::Mutex mutex;
+  std::vector<int> overdue;
+  SchedulerOptions options;
+  options.domains = IndependentReplicas(2);
+  options.wave_limits.stall_timeout = absl::Milliseconds(50);
+  options.on_overdue = [&](int domain, const RankLoss&) {
+    absl::MutexLock lock(&mutex);
+    overdue.push_back(domain);
+  };
+  const auto told = [&](size_t count) {
+    absl::MutexLock lock(&mutex);
+    const auto enough = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex) { return overdue.size() >= count; };
+    EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&enough), kTimeout));
+    return overdue;
+  };
+  Scheduler scheduler(options, &links);
+  TestJob a("a"), b("b");
+  scheduler.OnDomainReady(0);
+  scheduler.Submit(a.job);
+  links.WaitSent(1);
+  ResultQueue& queue = *links.result_queue(0);
+  v1::ResultChunk chunk;
+  chunk.set_data(std::string(1000, 'x'));
+  while (queue.Push(1, chunk)) {
+  }
+  ASSERT_TRUE(queue.holds_back());
+  scheduler.OnDomainReady(1);
+  scheduler.Submit(b.job);
+  EXPECT_THAT(told(1), testing::ElementsAre(1));
+  while (queue.Pop(1)) {
+  }
+  EXPECT_THAT(told(2), testing::ElementsAre(1, 0));
+}
+
 }  // namespace
 }  // namespace dlo

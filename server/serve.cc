@@ -43,6 +43,8 @@ class EndEvents {
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     signal(SIGPIPE, SIG_IGN);
+    // A write beyond the limit on file sizes is an error, like one to a full disk.
+    signal(SIGXFSZ, SIG_IGN);
     signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC);
   }
   ~EndEvents() {

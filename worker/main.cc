@@ -72,6 +72,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--collective-timeout-s", flags.collective_timeout_s,
                  "seconds after which a collective has failed");
   app.add_option("--log-level", flags.log_level);
+  // For tests alone, so no part of the help.
+  app.add_option("--failpoints", flags.worker.failpoints)->group("");
 }
 
 // By their rank in the group.

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "runtime/communicator.h"
+#include "worker/failpoints.h"
 #include "worker/link_client.h"
 #include "worker/memory_sampler.h"
 #include "worker/wave_runner.h"
@@ -126,6 +127,12 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   Mailbox mailbox(&memory);
   LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
 
+  const Failpoints failpoints(options.failpoints, options.rank, options.link_fd);
+  const auto send = [&](v1::FromWorker m) {
+    return failpoints.Send(std::move(m),
+                           [&link](v1::FromWorker n) { return link.Send(std::move(n)); });
+  };
+  failpoints.OnLoading();
   absl::StatusOr<LoadedPipeline> loaded = load();
   v1::FromWorker message;
   if (!loaded.ok()) {
@@ -136,12 +143,11 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
     link.Close(kCloseTimeout);
     return 1;
   }
-  WaveRunner runner(loaded->pipeline.get(), options.rank,
-                    [&link](v1::FromWorker m) { return link.Send(std::move(m)); });
+  WaveRunner runner(loaded->pipeline.get(), options.rank, send);
   mailbox.SetRunner(&runner);
   memory.SetPipeline(loaded->pipeline.get());
   message.mutable_ready();
-  link.Send(std::move(message));
+  send(std::move(message));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
     const absl::Status status = runner.Run(*assignment);
     if (status.ok()) continue;

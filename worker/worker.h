@@ -31,6 +31,7 @@ struct WorkerOptions {
   int rank = 0;
   uint64_t incarnation = 0;
   std::string build_id = BuildId();
+  std::string failpoints;  // a folder of a test's; see failpoints.h
 };
 
 struct LoadedPipeline {
