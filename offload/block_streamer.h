@@ -33,6 +33,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/flight_recorder.h"
 #include "offload/block_layout.h"
 #include "offload/block_ring.h"
 #include "offload/visit_plan.h"
@@ -54,6 +55,8 @@ struct HostBlock {
 
 struct StreamerOptions {
   int slots = 2;  // at least 2
+  // Notes each visit and keeps the current one's number; outlives the streamer. Null: none.
+  FlightRecorder* recorder = nullptr;
 };
 
 // Since Start.
@@ -104,7 +107,7 @@ class BlockStreamer final : private LeaseOwner {
 
  private:
   BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
-                Communicator* communicator);
+                const StreamerOptions& options, Communicator* communicator);
   absl::Status Allocate(int slots);
 
   int64_t group_size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
@@ -122,6 +125,8 @@ class BlockStreamer final : private LeaseOwner {
   Device& device_;
   const std::vector<std::vector<HostBlock>> rings_;
   Communicator* const communicator_;
+  FlightRecorder* const recorder_;
+  FlightToken visit_token_;  // of the visit that is leased
   bool staged_ = false;
 
   std::unique_ptr<Stream> fill_stream_;  // null: deliveries start from the host blocks themselves

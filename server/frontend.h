@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "models/model_card.h"
+#include "proto/link_channel.h"
 #include "server/generation_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
@@ -30,6 +32,14 @@
 
 namespace dlo {
 
+// Where the workers of ranks on other hosts attach.
+struct RemoteWorkers {
+  std::vector<int> ranks;
+  std::string listen;  // host:port (port 0: any free one)
+  LinkTls tls;
+  LinkKeepalive keepalive;
+};
+
 struct FrontendOptions {
   std::string listen = "127.0.0.1:0";  // host:port (port 0: any free one) or unix:path
   // The parts' own counts and domains are set from it.
@@ -37,6 +47,7 @@ struct FrontendOptions {
   SchedulerOptions scheduler;
   SupervisorOptions supervisor;
   WorkerLinkOptions links;
+  std::optional<RemoteWorkers> remote;
   JobStoreOptions store;  // its folder has no default
   JobManagerOptions jobs;
   // Told when the service starts and stops being able to work.
@@ -47,7 +58,7 @@ struct FrontendOptions {
 
 class Frontend : private LinkEvents {
  public:
-  // UNAVAILABLE when `listen` cannot be bound; see also JobStore::Open.
+  // UNAVAILABLE when `listen` or `remote.listen` cannot be bound; see also JobStore::Open.
   static absl::StatusOr<std::unique_ptr<Frontend>> Start(FrontendOptions options,
                                                          std::shared_ptr<const ModelCard> card);
   // Shutdown without grace.
@@ -55,6 +66,7 @@ class Frontend : private LinkEvents {
 
   // With the port that was chosen.
   const std::string& address() const { return address_; }
+  const std::string& worker_address() const { return worker_address_; }
 
   // What waits in a rank's result queue for its clients.
   int64_t result_bytes_waiting(int rank) { return links_.result_queue(rank)->bytes(); }
@@ -70,11 +82,12 @@ class Frontend : private LinkEvents {
   Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card,
            std::unique_ptr<JobStore> store);
   absl::Status Listen();
-  void StartWorkers();
+  absl::Status ListenForWorkers();
+  absl::Status StartWorkers();
   void SetDomainReady(int domain, bool ready);
   SchedulerOptions SchedulerOptionsWithHook();
 
-  void OnAttached(int rank) override;
+  void OnAttached(int rank, uint64_t incarnation) override;
   void OnReady(int rank) override;
   void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
@@ -86,14 +99,17 @@ class Frontend : private LinkEvents {
 
   const FrontendOptions options_;
   std::string address_;
+  std::string worker_address_;
 
   // In the order of their dependence; the supervisor goes first, the servers before the services
   // they call.
   WorkerLinkService links_;
+  RemoteWorkerLinkService remote_links_{&links_};
   Scheduler scheduler_;
   JobManager jobs_;
   GenerationService service_;
   std::unique_ptr<grpc::Server> link_server_;
+  std::unique_ptr<grpc::Server> remote_link_server_;  // null: all ranks are on this host
   std::unique_ptr<grpc::Server> public_server_;
   std::unique_ptr<Supervisor> supervisor_;
 

@@ -333,8 +333,10 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
       rings.push_back(weights.host_blocks());
     }
     if (group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
-    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(*device, std::move(rings),
-                                                     {.slots = options.stream_slots}, group));
+    ASSIGN_OR_RETURN(streamer,
+                     BlockStreamer::Create(
+                         *device, std::move(rings),
+                         {.slots = options.stream_slots, .recorder = options.recorder}, group));
     text_weights.StreamFrom(*streamer, kWanTextRing);
     for (size_t i = 0; i < transformer_weights.size(); ++i) {
       transformer_weights[i].StreamFrom(*streamer, kWanTransformerRing + static_cast<int>(i));
