@@ -5,10 +5,10 @@
 //   std::optional<ExitStatus> exit = process.TryWait();
 //
 // The child gets a small environment, /dev/null as standard input, the caller's standard output and
-// error, the link as descriptor 3, the flight recorder as 4 and no other descriptor, its own
-// process group (a terminal's Ctrl-C is the server's to handle), and dies with the *thread* that
-// spawned it (PR_SET_PDEATHSIG), so that thread has to stay. Move-only; destruction kills and
-// reaps. One thread at a time.
+// error, the link as descriptor 3, rendezvous and flight recorder as 4 and 5, and no other
+// descriptor, its own process group (a terminal's Ctrl-C is the server's to handle), and dies with
+// the *thread* that spawned it (PR_SET_PDEATHSIG), so that thread has to stay. Move-only;
+// destruction kills and reaps. One thread at a time.
 #pragma once
 
 #include <sys/types.h>

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <new>
@@ -90,14 +91,22 @@ class ScriptedPipeline : public VideoPipeline {
                      const GenerationObserver& observer) {
     const FlightToken gather =
         recorder_.Begin(FlightOp::kAllGather, group_, static_cast<uint64_t>(++gathers_));
-    RETURN_IF_ERROR(Hold(words, "hold_gather=" + std::to_string(visit) + ":", observer));
+    RETURN_IF_ERROR(HoldAndTell(words, "hold_gather=" + std::to_string(visit) + ":", observer));
     recorder_.End(gather, true);
     recorder_.SetVisit(visit);
     const FlightScope scope(&recorder_, FlightOp::kVisit);
     absl::SleepFor(absl::Milliseconds(Number(words, "visit_ms", 0)));
-    RETURN_IF_ERROR(Hold(words, "hold_visit=" + std::to_string(visit) + ":", observer));
+    RETURN_IF_ERROR(HoldAndTell(words, "hold_visit=" + std::to_string(visit) + ":", observer));
     visits_ = visit;
     return absl::OkStatus();
+  }
+
+  static absl::Status HoldAndTell(const std::vector<std::string>& words, const std::string& prefix,
+                                  const GenerationObserver& observer) {
+    for (absl::string_view path : words) {
+      if (absl::ConsumePrefix(&path, prefix)) std::ofstream(std::string(path) + ".held").flush();
+    }
+    return Hold(words, prefix, observer);
   }
 
   static absl::Status Misbehave(const std::vector<std::string>& words) {

@@ -5,6 +5,7 @@
 //   --load-hold=PATH    loads until PATH exists; %r in it is the rank
 //   --build-id=TEXT     pretends to be of another build
 //   --keepalive-ms=N    of a link to another host: interval and timeout
+//   --connect-timeout-ms=N
 //   --stray             sends replies of other waves before each of its own last ones
 //   --send-hold=PATH    waits after the first of several chunks of a video until PATH exists
 #include <grpcpp/create_channel_posix.h>
@@ -109,7 +110,9 @@ int main(int argc, char** argv) {
   int keepalive_ms = 0;
   app.allow_extras();
   flags.AddTo(app);
+  int connect_timeout_ms = 0;
   app.add_option("--keepalive-ms", keepalive_ms);
+  app.add_option("--connect-timeout-ms", connect_timeout_ms);
   app.add_option("--build-id", options.build_id);
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
@@ -122,6 +125,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   dlo::StartLogging("scripted-worker " + std::to_string(options.rank), "info");
+  if (connect_timeout_ms > 0) options.connect_timeout = absl::Milliseconds(connect_timeout_ms);
   if (keepalive_ms > 0) {
     options.keepalive = {absl::Milliseconds(keepalive_ms), absl::Milliseconds(keepalive_ms)};
   }
