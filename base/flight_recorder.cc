@@ -216,9 +216,13 @@ std::string FlightLogText(const FlightLog& log, size_t records_max) {
 }
 
 absl::StatusOr<std::unique_ptr<FlightRecorder>> FlightRecorder::Open(int fd) {
-  absl::Status status = CheckSize(fd, absl::StrCat("descriptor ", fd));
-  absl::StatusOr<void*> memory = status;
-  if (status.ok()) memory = Map(fd, PROT_READ | PROT_WRITE);
+  const absl::Status status = CheckSize(fd, absl::StrCat("descriptor ", fd));
+  absl::StatusOr<void*> memory = nullptr;
+  if (status.ok()) {
+    memory = Map(fd, PROT_READ | PROT_WRITE);
+  } else {
+    memory = status;
+  }
   close(fd);
   if (!memory.ok()) return memory.status();
   static_cast<Memory*>(*memory)->magic.store(kMagic, std::memory_order_release);

@@ -85,7 +85,9 @@ TEST(Communicator, NotesItsOperationsInTheFlightRecorder) {
     Bytes data(8);
     EXPECT_TRUE(group->Broadcast(absl::MakeSpan(data), 1).ok());
     // The other rank does not come.
-    if (group->rank() == 0) EXPECT_FALSE(group->Barrier().ok());
+    if (group->rank() == 0) {
+      EXPECT_FALSE(group->Barrier().ok());
+    }
   });
   const FlightLog log = recorders[0]->Read();
   ASSERT_EQ(log.records.size(), 2u);

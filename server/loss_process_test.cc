@@ -110,7 +110,7 @@ TEST_F(LossTest, TheBlameGoesToTheRankThatDidNotComeToTheCollective) {
   EXPECT_EQ(info.metadata().at("rank"), "1");
   EXPECT_THAT(info.metadata().at("verdict"),
               HasSubstr("rank 1 did not come to AllGather #7 of weights/0, in which rank 0 waited "
-                        "(it made no progress for 1.5s"));
+                        "(rank 0 made no progress for 1.5s"));
 }
 
 TEST_F(LossTest, ARankThatIsAliveAndStuckInAVisitIsNamedByItsVisit) {

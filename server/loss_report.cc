@@ -102,6 +102,7 @@ std::string StopText(const RankTrace& trace) {
 }  // namespace
 
 RankLoss Judge(RankLoss loss, const std::vector<RankTrace>& traces) {
+  const std::string first = absl::StrCat("rank ", loss.rank, " ", loss.cause);
   // Each rank can pass the blame on once.
   for (size_t i = 0; i < traces.size() && !loss.certain; ++i) {
     const RankTrace* const trace = TraceOf(traces, loss.rank);
@@ -110,8 +111,8 @@ RankLoss Judge(RankLoss loss, const std::vector<RankTrace>& traces) {
     if (behind == nullptr) break;
     const std::string operation = waiting->OpText();
     loss.cause = absl::StrCat("did not come to ", operation, ", in which rank ", loss.rank,
-                              waiting->state == FlightState::kBegun ? " waited" : " failed",
-                              " (it ", loss.cause, ")");
+                              waiting->state == FlightState::kBegun ? " waited (" : " failed (",
+                              first, ")");
     loss.rank = behind->rank;
     loss.signal.reset();
     loss.exit_code.reset();

@@ -94,7 +94,7 @@ std::vector<Case> Cases() {
       {"ItPassesOnThroughGroups",
        LossOf(0),
        {waits_in_39, Trace(1).Gather(38, kDone).Gather(7, kBegun, "tp/1"),
-        Trace(2).Gather(39, kBegun).Gather(6, kDone, "tp/1")},
+        Trace(2).Gather(38, kDone).Gather(6, kDone, "tp/1")},
        2},
       {"OneThatNeverGatheredIs", LossOf(0), {waits_in_39, Trace(1).Visit(1, kBegun)}, 1},
       {"OneOfAnotherGroupIsNot",
@@ -125,7 +125,7 @@ TEST(LossReportTest, TheVerdictIsOneLineThatBeginsWithTheBlamed) {
   const RankLoss loss = Judge(LossOf(0), traces);
   EXPECT_EQ(
       loss.verdict,
-      "rank 1 did not come to AllGather #39 of weights/0, in which rank 0 waited (it exited "
+      "rank 1 did not come to AllGather #39 of weights/0, in which rank 0 waited (rank 0 exited "
       "with code 1): rank 1 was in visit 37 (wave 5, denoise, step 3, visit 37) after "
       "AllGather #38 of weights/0; rank 0 was in AllGather #39 of weights/0 (wave 5, denoise, "
       "step 3) after AllGather #38 of weights/0");
