@@ -473,7 +473,9 @@ absl::StatusOr<Config> Config::Load(const ConfigSchema& schema, const ConfigSour
     if (it == by_flag.end()) {
       errors.push_back(absl::StrCat("unknown flag ", Quoted(flag)));
     } else {
-      set(*it->second, text, Source::kFlag, absl::StrCat("flag ", flag), flag, "");
+      const auto written = sources.flags_as_written.find(flag);
+      const std::string& name = written == sources.flags_as_written.end() ? flag : written->second;
+      set(*it->second, text, Source::kFlag, absl::StrCat("flag ", name), name, "");
     }
   }
 
@@ -511,6 +513,12 @@ bool Config::IsDefault(absl::string_view key) const {
 }
 std::string Config::OriginText(absl::string_view key) const {
   return values_.find(std::string(key))->second.origin;
+}
+
+std::string Config::FlagOf(absl::string_view key) const {
+  return std::find_if(schema_.begin(), schema_.end(),
+                      [&](const ConfigKey& candidate) { return candidate.key == key; })
+      ->flag;
 }
 
 std::string Config::Dump() const {

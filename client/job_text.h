@@ -25,6 +25,9 @@ std::string DescribeSettings(const v1::VideoSettings& settings);
 // "4.31 s (queue 0.00 s, text 0.02 s, denoise 3.90 s, decode 0.31 s, encode 0.08 s)".
 std::string DescribeTimes(const v1::StageTimes& times);
 
+// Two lines: time, operations and bytes; the passes over the blocks.
+std::string DescribeForecast(const v1::Forecast& forecast);
+
 // "denoising 3/30", "queued, position 2", "failed: no memory (OUT_OF_MEMORY)".
 std::string DescribeState(const v1::Job& job);
 

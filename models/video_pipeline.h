@@ -9,6 +9,7 @@
 // (RESOURCE_EXHAUSTED for out of memory, INTERNAL otherwise).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -61,9 +62,15 @@ class GenerationObserver {
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
-  absl::Duration decode;          // including the time OnFrames took
-  int64_t device_bytes_peak = 0;  // weights, slots and activations
-  int64_t bus_bytes = 0;          // streamed from host to device
+  absl::Duration decode;  // including the time OnFrames took
+  // Weights, slots and activations on the device at the peak of each stage.
+  int64_t device_bytes_peak_text = 0;
+  int64_t device_bytes_peak_denoise = 0;
+  int64_t device_bytes_peak_decode = 0;
+  int64_t device_bytes_peak() const {
+    return std::max({device_bytes_peak_text, device_bytes_peak_denoise, device_bytes_peak_decode});
+  }
+  int64_t bus_bytes = 0;  // streamed from host to device
 };
 
 class VideoPipeline {
@@ -102,6 +109,12 @@ struct PipelineOptions {
   std::shared_ptr<Communicator> weight_group;
   // What else the group's ranks must have in common, e.g. the build.
   std::vector<Setting> agreement;
+  // Leading blocks of each transformer that stay on the device while it is in use, streamed whole
+  // otherwise; kResidentLayersAuto: as many as fit under device_memory_limit_bytes beside slots,
+  // other weights and what the model's default request needs for activations. Not with a group.
+  int resident_layers = 0;
+  static constexpr int kResidentLayersAuto = -1;
+  int64_t device_memory_limit_bytes = 0;  // 0: none
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;
   int processes_on_host = 1;

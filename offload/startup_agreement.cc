@@ -20,10 +20,9 @@ namespace {
 absl::StatusOr<std::vector<std::string>> Exchange(Communicator& group, const std::string& text) {
   const int64_t bytes = static_cast<int64_t>(text.size());
   std::vector<int64_t> sizes(group.size());
-  RETURN_IF_ERROR(group.AllGather(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&bytes),
-                                                      sizeof(bytes)),
-                                  absl::MakeSpan(reinterpret_cast<std::byte*>(sizes.data()),
-                                                 sizes.size() * sizeof(int64_t))));
+  RETURN_IF_ERROR(group.AllGather(
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&bytes), sizeof(bytes)),
+      absl::MakeSpan(reinterpret_cast<std::byte*>(sizes.data()), sizes.size() * sizeof(int64_t))));
   const size_t largest = std::max<int64_t>(1, *std::max_element(sizes.begin(), sizes.end()));
   std::vector<std::byte> own(largest), all(largest * sizes.size());
   std::memcpy(own.data(), text.data(), text.size());
@@ -37,9 +36,10 @@ absl::StatusOr<std::vector<std::string>> Exchange(Communicator& group, const std
 
 // No name or value of ours holds a zero byte.
 std::string Join(const std::vector<Setting>& settings) {
-  return absl::StrJoin(settings, std::string(1, '\0'), [](std::string* out, const Setting& setting) {
-    absl::StrAppend(out, setting.name, std::string(1, '\0'), setting.value);
-  });
+  return absl::StrJoin(settings, std::string(1, '\0'),
+                       [](std::string* out, const Setting& setting) {
+                         absl::StrAppend(out, setting.name, std::string(1, '\0'), setting.value);
+                       });
 }
 
 std::map<std::string, std::string> Split(const std::string& text) {
@@ -70,10 +70,9 @@ absl::Status AgreeOnSettings(Communicator& group, const std::vector<Setting>& se
     }
   }
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the ranks of group \"", group.name(),
-                   "\" do not agree: ", absl::StrJoin(differences, "; "),
-                   "; start all ranks with the same build, model and settings"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the ranks of group \"", group.name(), "\" do not agree: ", absl::StrJoin(differences, "; "),
+      "; start all ranks with the same build, model and settings"));
 }
 
 namespace {

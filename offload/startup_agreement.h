@@ -23,7 +23,8 @@ struct Setting {
   std::string value;
 };
 
-// FAILED_PRECONDITION naming every setting in which some rank differs from rank 0, with both values.
+// FAILED_PRECONDITION naming every setting in which some rank differs from rank 0, with both
+// values.
 absl::Status AgreeOnSettings(Communicator& group, const std::vector<Setting>& settings);
 
 struct HostMemoryNeed {

@@ -174,6 +174,9 @@ std::shared_ptr<grpc::Channel> LinkChannel(const std::string& address, const Lin
   return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
 }
 
-void RouteGrpcLog() { gpr_set_log_function(LogFromGrpc); }
+void RouteGrpcLog() {
+  gpr_set_log_function(LogFromGrpc);
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+}
 
 }  // namespace dlo

@@ -52,7 +52,7 @@ void AddLinkPort(grpc::ServerBuilder& builder, const std::string& address, const
 std::shared_ptr<grpc::Channel> LinkChannel(const std::string& address, const LinkTls& tls,
                                            const LinkKeepalive& keepalive);
 
-// From now on gRPC's own messages, among them why a TLS handshake failed, go to our log.
+// From now on gRPC's own errors, among them why a TLS handshake failed, go to our log.
 void RouteGrpcLog();
 
 }  // namespace dlo

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "models/model_card.h"
 #include "proto/link_channel.h"
+#include "server/forecaster.h"
 #include "server/generation_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
@@ -48,8 +49,13 @@ struct FrontendOptions {
   SupervisorOptions supervisor;
   WorkerLinkOptions links;
   std::optional<RemoteWorkers> remote;
+  // How often clients may at most ask whether the server lives, and after what silence the server
+  // asks them; one that does not answer within as long again has gone.
+  absl::Duration client_ping_interval_min = absl::Seconds(10);
+  absl::Duration client_silence_max = absl::Minutes(1);
   JobStoreOptions store;  // its folder has no default
   JobManagerOptions jobs;
+  ForecasterOptions forecaster;
   // Told when the service starts and stops being able to work.
   std::function<void(bool serving)> on_serving;
   // Told once, when the workers cannot be kept alive. Must not call Shutdown itself.
@@ -103,6 +109,7 @@ class Frontend : private LinkEvents {
 
   // In the order of their dependence; the supervisor goes first, the servers before the services
   // they call.
+  Forecaster forecaster_;
   WorkerLinkService links_;
   RemoteWorkerLinkService remote_links_{&links_};
   Scheduler scheduler_;

@@ -97,6 +97,12 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
     spdlog::info("offload.transfer is {}: with one replica there is nothing to gather",
                  std::string(WeightTransferName(transfer)));
   }
+  options.forecaster.transfer = std::string(WeightTransferName(transfer));
+  if (transfer != WeightTransfer::kNone) {
+    const std::optional<GroupKind> group = topology.WeightGroup(transfer);
+    options.forecaster.sharers =
+        group ? static_cast<int>(topology.Group(*group, Rank{0}).size()) : 1;
+  }
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
@@ -154,6 +160,9 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =
         [card = shared_card](const JobSpec& spec) -> absl::StatusOr<std::string> {
@@ -180,6 +189,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
 int Serve(const ServeConfig& config, const InstallLayout& layout) {
   EndEvents end;
   StartLogging("dlo-serve", config.log_level);
+  for (const std::string& notice : config.notices) spdlog::warn("{}", notice);
   absl::StatusOr<std::unique_ptr<Frontend>> frontend = StartFrontend(config, layout, &end);
   if (!frontend.ok()) {
     spdlog::error("{}", std::string(frontend.status().message()));

@@ -1,14 +1,18 @@
 // What dlo-serve is told by its command line, environment and configuration file.
 //
-//   ASSIGN_OR_RETURN(ServeCommand command, ParseServeCommand(argc, argv, EnvironmentOf(environ),
-//   InstallLayout::OfThisProcess())); if (command.action == ServeCommand::Action::kPrint) std::cout
-//   << command.text; if (command.action == ServeCommand::Action::kCheck) return
-//   CheckServeConfig(command.config, std::cout); Serve(command.config);
+//   ASSIGN_OR_RETURN(ServeCommand command,
+//                    ParseServeCommand(argc, argv, EnvironmentOf(environ),
+//                                      InstallLayout::OfThisProcess()));
+//   if (command.action == ServeCommand::Action::kPrint) std::cout << command.text;
+//   if (command.action == ServeCommand::Action::kCheck) {
+//     return CheckServeConfig(command.config, std::cout);
+//   }
+//   Serve(command.config);
 //
 // Command lines: `dlo-serve [serve] [--config FILE] [flags]`, `dlo-serve check [--config FILE]
-// [flags]`, each with --print-config,
-// --help or --version. Every key of the file has a flag and an environment variable; see
-// base/config.h. Without a model.path the demo model is served.
+// [flags]`, each with --print-config, --help or --version. Every key of the file has a flag and an
+// environment variable; see base/config.h. The offloading flags of the reference system are taken,
+// too (reference_flags.h). Without a model.path the demo model is served.
 //
 // Errors are INVALID_ARGUMENT, one line for each thing that is wrong, and name key, value and way
 // out.
@@ -18,6 +22,7 @@
 #include <iosfwd>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -78,6 +83,7 @@ struct ServeConfig {
   };
   Remote remote;
   std::string log_level = "info";
+  std::vector<std::string> notices;  // of flags that do nothing, for people
 };
 
 // Where the files that come with the program lie.

@@ -102,6 +102,7 @@ void Supervisor::OnReady(int rank) {
       return;
     }
     domain.ready_since = absl::Now();
+    domain.ever_ready = true;
     domain.failed_starts = 0;
     if (!kill_at_) events_.on_ready(r.domain);
   });
@@ -481,8 +482,7 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   ++domain.losses;
   if (domain.ready_since) {
     domain.failed_starts = 0;
-  } else if (!ranks_[rank].remote || !start_failure.ok()) {
-    // That the network failed says nothing about the next start.
+  } else if (!ranks_[rank].remote) {
     ++domain.failed_starts;
   }
   domain.phase = DomainPhase::kEnding;
@@ -495,7 +495,7 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   EndProcesses(domain);
   if (!AnyProcess(domain)) domain.phase = DomainPhase::kWaiting;
   events_.on_lost(d, loss);
-  if (domain.failed_starts >= options_.start_attempts_max) GiveUp(d, loss);
+  if (domain.failed_starts >= options_.start_attempts_max || IsPermanent(rank)) GiveUp(d, loss);
 }
 
 RankLoss Supervisor::Explain(RankLoss loss, int d) const {
@@ -541,13 +541,31 @@ void Supervisor::EndProcesses(Domain& domain) {
   }
 }
 
+bool Supervisor::IsPermanent(int rank) const {
+  // What is wrong on another host may be put right while we wait.
+  if (domains_[ranks_[rank].domain].ever_ready || ranks_[rank].remote) return false;
+  switch (ranks_[rank].start_failure.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    case absl::StatusCode::kFailedPrecondition:
+      // Among several it may be what a lost peer looks like.
+      return domains_[ranks_[rank].domain].ranks.size() == 1;
+    default:
+      return false;
+  }
+}
+
 void Supervisor::GiveUp(int d, const RankLoss& loss) {
   Domain& domain = domains_[d];
   domain.gave_up = true;
   const Rank& rank = ranks_[loss.rank];
-  const std::string message =
-      absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause, " (start ", rank.incarnation,
-                   "; giving up after ", domain.failed_starts, " in a row)");
+  const std::string message = absl::StrCat(
+      "the worker of rank ", loss.rank, " ", loss.cause,
+      IsPermanent(loss.rank) ? ""
+                             : absl::StrCat(" (start ", rank.incarnation, "; giving up after ",
+                                            domain.failed_starts, " in a row)"));
   if (!std::all_of(domains_.begin(), domains_.end(),
                    [](const Domain& other) { return other.gave_up; })) {
     spdlog::error("{}; the other replicas go on", message);

@@ -25,8 +25,9 @@
 //
 // A lost domain is started again, once none of its processes is left, after a back-off that doubles
 // with every loss and starts afresh once it has been ready for `stable_after`. After
-// `start_attempts_max` losses in a row before it was ready it is given up; when all domains are,
-// the supervisor gives up.
+// `start_attempts_max` losses in a row before it was ready it is given up, and at once where a
+// domain that was never ready fails for a reason that another start would meet again (a model that
+// is not there or not right); when all domains are given up, the supervisor gives up.
 //
 // One thread owns all state; public methods are thread-safe and do not block, except Stop. Events
 // come from that thread.
@@ -151,6 +152,7 @@ class Supervisor {
     absl::Time kill_at;                            // kEnding
     absl::Time blame_at = absl::InfiniteFuture();  // kUp, with a rank whose collective failed
     std::optional<absl::Time> ready_since;         // kUp, once all its ranks are
+    bool ever_ready = false;
     bool gave_up = false;
 
     int losses = 0;         // in a row
@@ -171,6 +173,8 @@ class Supervisor {
   RankLoss Explain(RankLoss loss, int domain) const;
   void HandleLoss(int rank, RankLoss loss);
   void EndProcesses(Domain& domain);
+  // Another start would end alike.
+  bool IsPermanent(int rank) const;
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;

@@ -1,7 +1,8 @@
 // A child process that cannot outlive its owner.
 //
-//   ASSIGN_OR_RETURN(WorkerProcess process, WorkerProcess::Spawn({.binary =
-//   "/opt/dlo/bin/dlo-worker", .link_fd = fd})); poll(process.pidfd()) ...;
+//   ASSIGN_OR_RETURN(WorkerProcess process,
+//                    WorkerProcess::Spawn({.binary = "/opt/dlo/bin/dlo-worker", .link_fd = fd}));
+//   poll(process.pidfd()) ...;
 //   std::optional<ExitStatus> exit = process.TryWait();
 //
 // The child gets a small environment, /dev/null as standard input, the caller's standard output and

@@ -1,6 +1,7 @@
 // dlo-worker: one process per device. dlo-serve starts those of its own host; on other hosts they
 // are started with --connect.
 #include <malloc.h>
+#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -33,13 +34,14 @@ struct Flags {
   std::string transfer = "none";
   int collective_timeout_s = 600;
   int slots = 2;
+  int resident_layers = 0;
+  int64_t device_memory_limit = 0;
   int64_t host_memory_limit = 0;
   std::string log_level = "info";
   std::string print_recorder;
 };
 
 void AddFlags(CLI::App& app, Flags& flags) {
-  app.set_version_flag("--version", dlo::BuildId());
   flags.worker.AddTo(app);
   app.add_option("--model", flags.model, "folder of a diffusers repository");
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
@@ -49,6 +51,10 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--transfer", flags.transfer, "how blocks reach the device")
       ->check(CLI::IsMember({"none", "allgather", "rank-local"}));
   app.add_option("--slots", flags.slots, "device slots that blocks are streamed through");
+  app.add_option("--resident-layers", flags.resident_layers,
+                 "leading blocks that stay on the device; -1: as many as fit");
+  app.add_option("--device-memory-limit", flags.device_memory_limit,
+                 "bytes of device memory that resident layers are fitted to");
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
   app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
@@ -79,6 +85,8 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
                                   .dtype = dtype,
                                   .device = flags.device,
                                   .threads = flags.threads,
+                                  .resident_layers = flags.resident_layers,
+                                  .device_memory_limit_bytes = flags.device_memory_limit,
                                   .host_memory_limit_bytes = flags.host_memory_limit,
                                   .processes_on_host = flags.group.parallel.dp,
                                   .recorder = recorder};
@@ -109,10 +117,13 @@ int PrintRecorder(const std::string& path) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // gRPC's own log lines would stand between ours; what they say comes back as an error of ours.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App app(
       "dlo-worker runs one rank of a model. dlo-serve starts those of its own host; on another "
       "host: dlo-worker --connect HOST:PORT --rank R --tls-ca FILE --tls-cert FILE --tls-key FILE. "
       "What is not given here comes from dlo-serve.");
+  app.set_version_flag("--version", "dlo-worker " + std::string(dlo::BuildId()));
   Flags flags;
   AddFlags(app, flags);
   CLI11_PARSE(app, argc, argv);

@@ -252,7 +252,10 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   *finished->mutable_times()->mutable_decode() = ToProto(stats->decode);
   *finished->mutable_times()->mutable_encode_tail() = ToProto(encode_tail);
   finished->mutable_usage()->set_rank(rank_);
-  finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak);
+  finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak());
+  finished->mutable_usage()->set_device_bytes_peak_text(stats->device_bytes_peak_text);
+  finished->mutable_usage()->set_device_bytes_peak_denoise(stats->device_bytes_peak_denoise);
+  finished->mutable_usage()->set_device_bytes_peak_decode(stats->device_bytes_peak_decode);
   finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
   recorder_->SetStage(FlightStage::kSend);

@@ -1,8 +1,9 @@
 // Runs one assignment: pipeline, encoder beside it, and the messages that tell dlo-serve of both.
 //
-//   WaveRunner runner(pipeline.get(), rank, [&](v1::FromWorker message) { return
-//   link.Send(std::move(message)); }, recorder.get()); runner.Run(assignment);   // ends with
-//   WaveFinished or WaveFailed
+//   WaveRunner runner(pipeline.get(), rank,
+//                     [&](v1::FromWorker message) { return link.Send(std::move(message)); },
+//                     recorder.get());
+//   runner.Run(assignment);  // ends with WaveFinished or WaveFailed
 //
 // Run belongs to one thread: whatever goes wrong in a request is told in WaveFailed, and the next
 // one can run, unless the rank's weight group is broken. Cancel and CurrentHeartbeat are

@@ -16,8 +16,10 @@ void WorkerFlags::AddTo(CLI::App& app) {
   app.add_option("--tls-cert", options.tls.cert, "PEM: this worker's certificate");
   app.add_option("--tls-key", options.tls.key, "PEM: its private key");
   app.add_option("--rank", options.rank);
+  // CLI11 takes -1 for 2^64 - 1.
   app.add_option("--incarnation", options.incarnation,
-                 "which start of the rank this is; given by dlo-serve");
+                 "which start of the rank this is; given by dlo-serve")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--recorder-fd", options.recorder_fd,
                  "the flight recorder's memory, an inherited descriptor");
   app.add_option("--recorder", options.recorder_file,

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,10 +31,16 @@ struct WanComponents {
   std::unique_ptr<BlockStreamer> streamer;     // null: all blocks are resident
   std::unique_ptr<T5Tokenizer> tokenizer;
   Umt5Encoder text_encoder;
-  std::vector<WanTransformer> experts;  // high noise first
-  WanVae vae;
+  std::vector<WanTransformer> experts;          // high noise first
+  std::optional<WanVae> vae;                    // resident; else it is built of vae_weights
+  std::optional<ComponentWeights> vae_weights;  // staged
+  int64_t resident_blocks = 0;                  // leading ones of each expert, not streamed
 };
 
+// Stages follow each other on the device. Where blocks are streamed, a stage's weights come when it
+// begins and go when it ends: the text encoder's and the running expert's beside the streamer's
+// slots, and the VAE's when the slots have been given back. So the peak of a request is the largest
+// of its stages', not their sum.
 class WanPipeline : public VideoPipeline {
  public:
   explicit WanPipeline(WanComponents components);
@@ -56,7 +63,7 @@ class WanPipeline : public VideoPipeline {
   at::Tensor InitialLatents(const VideoSettings& settings) const;
 
   // All steps from InitialLatents; `texts` holds the prompt and, for guidance, the negative prompt.
-  // CANCELLED between steps.
+  // Of the experts only the one that runs is on the device. CANCELLED between steps.
   absl::StatusOr<at::Tensor> Denoise(const VideoSettings& settings,
                                      const std::vector<TextEmbedding>& texts,
                                      GenerationObserver& observer);
@@ -66,6 +73,10 @@ class WanPipeline : public VideoPipeline {
 
  private:
   absl::StatusOr<GenerationStats> Run(const VideoRequest& request, GenerationObserver& observer);
+  absl::StatusOr<std::vector<TextEmbedding>> EncodePrompts(const VideoRequest& request,
+                                                           GenerationObserver& observer);
+  // Ends the stage: its peak of device memory, from which the next one's is counted.
+  int64_t TakeDevicePeak();
 
   WanComponents c_;
 };

@@ -661,7 +661,7 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
       EXPECT_TRUE(at::equal(third.video(), expected.video()));
       EXPECT_GT(stats->bus_bytes, 0);
       if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
-        EXPECT_LT(stats->device_bytes_peak, resident_stats->device_bytes_peak);
+        EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
       }
     }
   }
@@ -674,6 +674,106 @@ INSTANTIATE_TEST_SUITE_P(Families, Streamed,
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+// ---- Residency ----
+
+TEST_P(Streamed, ResidentLayersChangeTheTrafficAndNotTheVideo) {
+  const auto root = GetParam() == std::string("shapes")
+                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
+                        : GoldenDir() / GetParam() / "repo";
+  auto card = ReadModelCard(root);
+  ASSERT_TRUE(card.ok()) << card.status();
+  VideoRequest request = {"a yellow star moving down", "blurred", {}};
+  ASSERT_TRUE((*card)
+                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
+                            /*random_seed=*/3, &request.settings)
+                  .empty());
+  std::optional<at::Tensor> expected;
+  int64_t previous_bytes = 0;
+  const int64_t num_layers = ReadWanConfig(root)->transformer.num_layers;
+  for (int64_t resident = 0; resident <= num_layers; ++resident) {
+    auto pipeline = LoadWanPipeline({.root = root,
+                                     .dtype = DType::kBF16,
+                                     .stream_slots = 2,
+                                     .resident_layers = static_cast<int>(resident)});
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    Recorder recorder, again;
+    auto stats = (*pipeline)->Generate(request, recorder);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ASSERT_TRUE((*pipeline)->Generate(request, again).ok());
+    if (!expected) expected = recorder.video();
+    EXPECT_TRUE(at::equal(recorder.video(), *expected)) << resident << " resident layers";
+    EXPECT_TRUE(at::equal(again.video(), *expected)) << resident << " resident layers";
+    if (resident > 0) {
+      EXPECT_LT(stats->bus_bytes, previous_bytes);
+    }
+    previous_bytes = stats->bus_bytes;
+  }
+  EXPECT_EQ(LoadWanPipeline({.root = root,
+                             .dtype = DType::kBF16,
+                             .stream_slots = 2,
+                             .resident_layers = static_cast<int>(num_layers) + 1})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Residency, StreamedStagesHoldOnlyWhatTheyNeed) {
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  VideoRequest request = {"a yellow star moving down", "", {}};
+  ASSERT_TRUE((*ReadModelCard(root))
+                  ->Resolve({.num_inference_steps = 2}, /*random_seed=*/3, &request.settings)
+                  .empty());
+  Recorder a, b;
+  auto resident = LoadWanPipeline({.root = root, .dtype = DType::kF32});
+  ASSERT_TRUE(resident.ok());
+  auto whole = (*resident)->Generate(request, a);
+  ASSERT_TRUE(whole.ok());
+  resident->reset();
+  auto streamed = LoadWanPipeline({.root = root, .dtype = DType::kF32, .stream_slots = 2});
+  ASSERT_TRUE(streamed.ok());
+  auto stats = (*streamed)->Generate(request, b);
+  ASSERT_TRUE(stats.ok());
+  EXPECT_LT(stats->device_bytes_peak_text, whole->device_bytes_peak_text);
+  EXPECT_LT(stats->device_bytes_peak_denoise, whole->device_bytes_peak_denoise);
+  EXPECT_LT(stats->device_bytes_peak_decode, whole->device_bytes_peak_decode);
+  EXPECT_EQ(stats->device_bytes_peak(),
+            std::max({stats->device_bytes_peak_text, stats->device_bytes_peak_denoise,
+                      stats->device_bytes_peak_decode}));
+}
+
+TEST(Residency, AutoFitsTheLimitAndKeepsToIt) {
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  VideoRequest request = {"a yellow star moving down", "", {}};
+  ASSERT_TRUE((*ReadModelCard(root))->Resolve({}, /*random_seed=*/3, &request.settings).empty());
+  request.settings.num_inference_steps = 2;
+  const auto load = [&](int layers, int64_t limit) {
+    return LoadWanPipeline({.root = root,
+                            .dtype = DType::kF32,
+                            .stream_slots = 2,
+                            .resident_layers = layers,
+                            .device_memory_limit_bytes = limit});
+  };
+  Recorder none, some;
+  auto streamed = load(0, 0);
+  ASSERT_TRUE(streamed.ok());
+  auto without = (*streamed)->Generate(request, none);
+  ASSERT_TRUE(without.ok());
+  // Between what no resident layer needs, by the estimate of the longest prompt, and what all do.
+  const int64_t limit = 26 << 20;
+  auto fitted = load(PipelineOptions::kResidentLayersAuto, limit);
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  auto with = (*fitted)->Generate(request, some);
+  ASSERT_TRUE(with.ok());
+  EXPECT_LT(with->bus_bytes, without->bus_bytes);
+  EXPECT_LE(with->device_bytes_peak_denoise, limit);
+  EXPECT_TRUE(at::equal(none.video(), some.video()));
+  // Too little for the slots alone, and no limit to fit.
+  EXPECT_EQ(load(PipelineOptions::kResidentLayersAuto, 1 << 10).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(load(PipelineOptions::kResidentLayersAuto, 0).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
 
 // ---- Gathered weights, too, whatever the other ranks of the group do ----
 
@@ -721,7 +821,9 @@ std::vector<std::vector<Recorder>> RunWaves(const std::filesystem::path& root, D
         }
         const auto stats = (*pipeline)->Generate(own, recorder);
         EXPECT_EQ(stats.ok(), waves[w][rank] == Part::kRequest) << stats.status();
-        if (!stats.ok()) EXPECT_TRUE((*pipeline)->FinishWalk().ok());
+        if (!stats.ok()) {
+          EXPECT_TRUE((*pipeline)->FinishWalk().ok());
+        }
         EXPECT_TRUE((*pipeline)->health().ok());
       }
     });
