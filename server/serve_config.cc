@@ -273,216 +273,216 @@ std::vector<std::string> FindCombinationProblems(const Config& config) {
     if (!origins.empty()) absl::StrAppend(&problem, " (", absl::StrJoin(origins, ", "), ")");
   }
   return problems;
-  constexpr const char* kRemoteKeys[] = {"worker.listen", "worker.tls_ca", "worker.tls_cert",
-                                         "worker.tls_key"};
+}
 
-  // Of the keys for workers on other hosts: all or none.
-  void FindRemoteProblems(
-      const Config& config,
-      const std::function<void(const std::string&, const std::string&, const std::string&)>& add) {
-    const int64_t remote = config.Int("worker.remote_ranks");
-    const int64_t ranks = config.Int("parallel.dp") * config.Int("parallel.sp") *
-                          config.Int("parallel.tp") * config.Int("parallel.cfg");
-    if (remote > ranks) {
-      add("worker.remote_ranks", absl::StrCat(remote),
-          absl::StrCat("there are only ", ranks, " ranks; lower it, or raise parallel.dp"));
-    }
-    for (const std::string key : kRemoteKeys) {
-      const bool empty =
-          key == "worker.listen" ? config.String(key).empty() : config.Path(key).empty();
-      if (remote > 0 && empty) {
-        add(key, "empty",
-            absl::StrCat("worker.remote_ranks is ", remote,
-                         "; set it, as worker.listen and worker.tls_ca, _cert and _key belong "
-                         "together, or set worker.remote_ranks to 0"));
-      } else if (remote == 0 && !empty) {
-        add(key, key == "worker.listen" ? config.String(key) : config.Path(key).string(),
-            "worker.remote_ranks is 0, so no worker attaches from another host; set that, or leave "
-            "this empty");
-      }
-    }
-    if (remote > 0 && config.String("offload.transfer") == "allgather") {
-      add("worker.remote_ranks", absl::StrCat(remote),
-          "workers that share their weights (offload.transfer allgather) must be on this host in "
-          "this "
-          "version; set offload.transfer to rank-local or none, or worker.remote_ranks to 0");
-    }
-    const std::string& listen = config.String("worker.listen");
-    const bool unix_socket = absl::StartsWith(listen, "unix:");
-    if (!listen.empty() && (unix_socket || !ListenProblem(listen).empty())) {
-      add("worker.listen", absl::StrCat("\"", listen, "\""),
-          "must be HOST:PORT such as 10.0.0.1:7070 or [::]:7070");
+constexpr const char* kRemoteKeys[] = {"worker.listen", "worker.tls_ca", "worker.tls_cert",
+                                       "worker.tls_key"};
+
+// Of the keys for workers on other hosts: all or none.
+void FindRemoteProblems(
+    const Config& config,
+    const std::function<void(const std::string&, const std::string&, const std::string&)>& add) {
+  const int64_t remote = config.Int("worker.remote_ranks");
+  const int64_t ranks = config.Int("parallel.dp") * config.Int("parallel.sp") *
+                        config.Int("parallel.tp") * config.Int("parallel.cfg");
+  if (remote > ranks) {
+    add("worker.remote_ranks", absl::StrCat(remote),
+        absl::StrCat("there are only ", ranks, " ranks; lower it, or raise parallel.dp"));
+  }
+  for (const std::string key : kRemoteKeys) {
+    const bool empty =
+        key == "worker.listen" ? config.String(key).empty() : config.Path(key).empty();
+    if (remote > 0 && empty) {
+      add(key, "empty",
+          absl::StrCat("worker.remote_ranks is ", remote,
+                       "; set it, as worker.listen and worker.tls_ca, _cert and _key belong "
+                       "together, or set worker.remote_ranks to 0"));
+    } else if (remote == 0 && !empty) {
+      add(key, key == "worker.listen" ? config.String(key) : config.Path(key).string(),
+          "worker.remote_ranks is 0, so no worker attaches from another host; set that, or leave "
+          "this empty");
     }
   }
-
-  // What the schema cannot say about one key. Each problem names key, value, origin and way out.
-  std::vector<std::string> FindProblems(const Config& config) {
-    std::vector<std::string> problems;
-    const auto add = [&](const std::string& key, const std::string& value,
-                         const std::string& rest) {
-      problems.push_back(
-          absl::StrCat(key, " is ", value, " (", config.OriginText(key), "), but ", rest));
-    };
-    const std::string& listen = config.String("listen");
-    if (const std::string must_be = ListenProblem(listen); !must_be.empty()) {
-      add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
-    }
-    if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
-      add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
-    }
-    for (std::string& problem : FindCombinationProblems(config)) {
-      problems.push_back(std::move(problem));
-    }
-    if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
-      add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
-    }
-    if (config.Duration("wave.stuck_floor") < absl::Seconds(5)) {
-      add("wave.stuck_floor", absl::FormatDuration(config.Duration("wave.stuck_floor")),
-          "heartbeats come each second, so less than 5s says nothing; set it to 1m");
-    }
-    FindRemoteProblems(config, add);
-    const std::string data_dir = config.Path("data_dir").string();
-    if (config.IsDefault("data_dir") && absl::StrContains(data_dir, "/~/")) {
-      add("data_dir", data_dir, "HOME is not set; set --data-dir or data_dir to a folder");
-    }
-    if (config.Bytes("jobs.result_bytes_max") == 0) {
-      add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
-    }
-    const std::string& transfer = config.String("offload.transfer");
-    if (transfer == "rank-local" && config.Int("offload.resident_layers") != 0) {
-      add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
-          "resident layers are not available yet; set it to 0");
-    }
-    if (transfer == "none" && config.Int("offload.slots") != 2) {
-      add("offload.slots", absl::StrCat(config.Int("offload.slots")),
-          "with offload.transfer none there are no slots; leave it at 2");
-    }
-    return problems;
+  if (remote > 0 && config.String("offload.transfer") == "allgather") {
+    add("worker.remote_ranks", absl::StrCat(remote),
+        "workers that share their weights (offload.transfer allgather) must be on this host in "
+        "this version; set offload.transfer to rank-local or none, or worker.remote_ranks to 0");
   }
-
-  ServeConfig ToServeConfig(const Config& config) {
-    ServeConfig serve;
-    serve.device = config.String("device");
-    const std::string& dtype = config.String("model.dtype");
-    const bool bfloat16 = dtype == "auto" ? serve.device == "cuda" : dtype == "bfloat16";
-    serve.model.dtype = bfloat16 ? DType::kBF16 : DType::kF32;
-    serve.model.path = config.PathOrName("model.path");
-    serve.listen = config.String("listen");
-    serve.metrics_listen = config.String("metrics_listen");
-    serve.data_dir = config.Path("data_dir");
-    const auto integer = [&](const char* key) { return static_cast<int>(config.Int(key)); };
-    serve.parallel = {.dp = integer("parallel.dp"),
-                      .sp = integer("parallel.sp"),
-                      .tp = integer("parallel.tp"),
-                      .cfg = integer("parallel.cfg")};
-    serve.offload = {.transfer = TransferOf(config),
-                     .resident_layers = integer("offload.resident_layers"),
-                     .slots = integer("offload.slots"),
-                     .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
-    serve.wave = {.max_wait = config.Duration("wave.max_wait"),
-                  .compatibility = config.String("wave.compatibility") == "schedule"
-                                       ? WaveCompatibility::kSchedule
-                                       : WaveCompatibility::kStrict,
-                  .stall_timeout = config.Duration("wave.stall_timeout"),
-                  .stuck_factor = integer("wave.stuck_factor"),
-                  .stuck_floor = config.Duration("wave.stuck_floor")};
-    serve.queue_max_waiting = integer("queue.max_waiting");
-    serve.jobs_result_ttl = config.Duration("jobs.result_ttl");
-    serve.jobs_result_bytes_max = config.Bytes("jobs.result_bytes_max");
-    serve.shutdown_grace = config.Duration("shutdown.grace");
-    serve.worker_threads = integer("worker.threads");
-    serve.remote = {
-        .ranks = integer("worker.remote_ranks"),
-        .listen = config.String("worker.listen"),
-        .tls = {config.Path("worker.tls_ca").string(), config.Path("worker.tls_cert").string(),
-                config.Path("worker.tls_key").string()}};
-    serve.log_level = config.String("log.level");
-    return serve;
+  const std::string& listen = config.String("worker.listen");
+  const bool unix_socket = absl::StartsWith(listen, "unix:");
+  if (!listen.empty() && (unix_socket || !ListenProblem(listen).empty())) {
+    add("worker.listen", absl::StrCat("\"", listen, "\""),
+        "must be HOST:PORT such as 10.0.0.1:7070 or [::]:7070");
   }
+}
 
-  struct CommandLine {
-    ReferenceFlags reference;
-    bool check = false;
-    bool print_config = false;
-    std::optional<std::string> config_file;
-    std::map<std::string, std::string> flags;
-    std::map<std::string, std::string> flags_as_written;
-    std::string text;  // of --help or --version; empty: neither
+// What the schema cannot say about one key. Each problem names key, value, origin and way out.
+std::vector<std::string> FindProblems(const Config& config) {
+  std::vector<std::string> problems;
+  const auto add = [&](const std::string& key, const std::string& value, const std::string& rest) {
+    problems.push_back(
+        absl::StrCat(key, " is ", value, " (", config.OriginText(key), "), but ", rest));
   };
-
-  std::string FlagHelp(const ConfigKey& key) {
-    return absl::StrCat(
-        key.help, key.allowed.empty() ? "" : absl::StrCat("; ", absl::StrJoin(key.allowed, ", ")),
-        " [", key.key, ", ", key.environment_name(), "]",
-        key.fallback.empty() ? "" : absl::StrCat(" (", key.fallback, ")"));
+  const std::string& listen = config.String("listen");
+  if (const std::string must_be = ListenProblem(listen); !must_be.empty()) {
+    add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
   }
+  if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
+    add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
+  }
+  for (std::string& problem : FindCombinationProblems(config)) {
+    problems.push_back(std::move(problem));
+  }
+  if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
+    add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
+  }
+  if (config.Duration("wave.stuck_floor") < absl::Seconds(5)) {
+    add("wave.stuck_floor", absl::FormatDuration(config.Duration("wave.stuck_floor")),
+        "heartbeats come each second, so less than 5s says nothing; set it to 1m");
+  }
+  FindRemoteProblems(config, add);
+  const std::string data_dir = config.Path("data_dir").string();
+  if (config.IsDefault("data_dir") && absl::StrContains(data_dir, "/~/")) {
+    add("data_dir", data_dir, "HOME is not set; set --data-dir or data_dir to a folder");
+  }
+  if (config.Bytes("jobs.result_bytes_max") == 0) {
+    add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
+  }
+  const std::string& transfer = config.String("offload.transfer");
+  if (transfer == "rank-local" && config.Int("offload.resident_layers") != 0) {
+    add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
+        "resident layers are not available yet; set it to 0");
+  }
+  if (transfer == "none" && config.Int("offload.slots") != 2) {
+    add("offload.slots", absl::StrCat(config.Int("offload.slots")),
+        "with offload.transfer none there are no slots; leave it at 2");
+  }
+  return problems;
+}
 
-  absl::Status ParseCommandLine(int argc, const char* const* argv, const ConfigSchema& schema,
-                                CommandLine* result) {
-    CommandLine& line = *result;
-    CLI::App app(
-        "Serves a text-to-video model over gRPC. Without --config and --model: the demo model.\n"
-        "A flag beats the environment, the environment the file, the file the default.",
-        "dlo-serve");
-    app.set_version_flag("--version", BuildId());
-    // Unknown flags are answered with the nearest known one, below.
-    app.allow_extras();
-    app.require_subcommand(0, 1);
-    app.fallthrough();
+ServeConfig ToServeConfig(const Config& config) {
+  ServeConfig serve;
+  serve.device = config.String("device");
+  const std::string& dtype = config.String("model.dtype");
+  const bool bfloat16 = dtype == "auto" ? serve.device == "cuda" : dtype == "bfloat16";
+  serve.model.dtype = bfloat16 ? DType::kBF16 : DType::kF32;
+  serve.model.path = config.PathOrName("model.path");
+  serve.listen = config.String("listen");
+  serve.metrics_listen = config.String("metrics_listen");
+  serve.data_dir = config.Path("data_dir");
+  const auto integer = [&](const char* key) { return static_cast<int>(config.Int(key)); };
+  serve.parallel = {.dp = integer("parallel.dp"),
+                    .sp = integer("parallel.sp"),
+                    .tp = integer("parallel.tp"),
+                    .cfg = integer("parallel.cfg")};
+  serve.offload = {.transfer = TransferOf(config),
+                   .resident_layers = integer("offload.resident_layers"),
+                   .slots = integer("offload.slots"),
+                   .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
+  serve.wave = {.max_wait = config.Duration("wave.max_wait"),
+                .compatibility = config.String("wave.compatibility") == "schedule"
+                                     ? WaveCompatibility::kSchedule
+                                     : WaveCompatibility::kStrict,
+                .stall_timeout = config.Duration("wave.stall_timeout"),
+                .stuck_factor = integer("wave.stuck_factor"),
+                .stuck_floor = config.Duration("wave.stuck_floor")};
+  serve.queue_max_waiting = integer("queue.max_waiting");
+  serve.jobs_result_ttl = config.Duration("jobs.result_ttl");
+  serve.jobs_result_bytes_max = config.Bytes("jobs.result_bytes_max");
+  serve.shutdown_grace = config.Duration("shutdown.grace");
+  serve.worker_threads = integer("worker.threads");
+  serve.remote = {
+      .ranks = integer("worker.remote_ranks"),
+      .listen = config.String("worker.listen"),
+      .tls = {config.Path("worker.tls_ca").string(), config.Path("worker.tls_cert").string(),
+              config.Path("worker.tls_key").string()}};
+  serve.log_level = config.String("log.level");
+  return serve;
+}
 
-    std::string config_file;
-    CLI::Option* config_option =
-        app.add_option("--config", config_file, absl::StrCat("YAML file [", kConfigVariable, "]"))
-            ->type_name("FILE");
-    bool print_config = false;
-    app.add_flag("--print-config", print_config,
-                 "print each effective value and where it came from, and exit");
-    std::vector<std::string> known = {"--config", "--print-config", "--help", "--version"};
-    std::vector<std::string> values(schema.size());
-    std::vector<CLI::Option*> options;
-    for (size_t i = 0; i < schema.size(); ++i) {
-      options.push_back(
-          app.add_option(schema[i].flag, values[i], FlagHelp(schema[i]))->type_name("VALUE"));
-      known.push_back(schema[i].flag);
-    }
-    line.reference.AddTo(app);
-    for (std::string& name : ReferenceFlags::Names()) known.push_back(std::move(name));
-    CLI::App* serve = app.add_subcommand("serve", "serve (what happens without a subcommand)");
-    CLI::App* check =
-        app.add_subcommand("check", "check configuration and model repository, and exit");
-    serve->fallthrough();
-    check->fallthrough();
+struct CommandLine {
+  ReferenceFlags reference;
+  bool check = false;
+  bool print_config = false;
+  std::optional<std::string> config_file;
+  std::map<std::string, std::string> flags;
+  std::map<std::string, std::string> flags_as_written;
+  std::string text;  // of --help or --version; empty: neither
+};
 
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::CallForHelp&) {
-      line.text = app.help();
-      return absl::OkStatus();
-    } catch (const CLI::CallForVersion&) {
-      line.text = absl::StrCat("dlo-serve ", BuildId(), "\n");
-      return absl::OkStatus();
-    } catch (const CLI::ParseError& error) {
-      return absl::InvalidArgumentError(absl::StrCat(error.what(), "; see dlo-serve --help"));
-    }
-    for (const std::string& extra : app.remaining(/*recurse=*/true)) {
-      const std::string flag = extra.substr(0, extra.find('='));
-      const std::string nearest = absl::StartsWith(flag, "-") ? NearestName(flag, known) : "";
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown argument \"", extra.substr(0, 100), "\"",
-                       nearest.empty() ? "; see dlo-serve --help"
-                                       : absl::StrCat("; did you mean ", nearest, "?")));
-    }
-    line.check = check->parsed();
-    line.print_config = print_config;
-    if (config_option->count() > 0) line.config_file = config_file;
-    for (size_t i = 0; i < schema.size(); ++i) {
-      if (options[i]->count() > 0) line.flags[schema[i].flag] = values[i];
-    }
-    ASSIGN_OR_RETURN(ReferenceFlags::MappedFlags mapped, line.reference.Map(line.flags));
-    line.flags.merge(mapped.values);
-    line.flags_as_written = std::move(mapped.as_written);
+std::string FlagHelp(const ConfigKey& key) {
+  return absl::StrCat(
+      key.help, key.allowed.empty() ? "" : absl::StrCat("; ", absl::StrJoin(key.allowed, ", ")),
+      " [", key.key, ", ", key.environment_name(), "]",
+      key.fallback.empty() ? "" : absl::StrCat(" (", key.fallback, ")"));
+}
+
+absl::Status ParseCommandLine(int argc, const char* const* argv, const ConfigSchema& schema,
+                              CommandLine* result) {
+  CommandLine& line = *result;
+  CLI::App app(
+      "Serves a text-to-video model over gRPC. Without --config and --model: the demo model.\n"
+      "A flag beats the environment, the environment the file, the file the default.",
+      "dlo-serve");
+  app.set_version_flag("--version", BuildId());
+  // Unknown flags are answered with the nearest known one, below.
+  app.allow_extras();
+  app.require_subcommand(0, 1);
+  app.fallthrough();
+
+  std::string config_file;
+  CLI::Option* config_option =
+      app.add_option("--config", config_file, absl::StrCat("YAML file [", kConfigVariable, "]"))
+          ->type_name("FILE");
+  bool print_config = false;
+  app.add_flag("--print-config", print_config,
+               "print each effective value and where it came from, and exit");
+  std::vector<std::string> known = {"--config", "--print-config", "--help", "--version"};
+  std::vector<std::string> values(schema.size());
+  std::vector<CLI::Option*> options;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    options.push_back(
+        app.add_option(schema[i].flag, values[i], FlagHelp(schema[i]))->type_name("VALUE"));
+    known.push_back(schema[i].flag);
+  }
+  line.reference.AddTo(app);
+  for (std::string& name : ReferenceFlags::Names()) known.push_back(std::move(name));
+  CLI::App* serve = app.add_subcommand("serve", "serve (what happens without a subcommand)");
+  CLI::App* check =
+      app.add_subcommand("check", "check configuration and model repository, and exit");
+  serve->fallthrough();
+  check->fallthrough();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    line.text = app.help();
     return absl::OkStatus();
+  } catch (const CLI::CallForVersion&) {
+    line.text = absl::StrCat("dlo-serve ", BuildId(), "\n");
+    return absl::OkStatus();
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(absl::StrCat(error.what(), "; see dlo-serve --help"));
   }
+  for (const std::string& extra : app.remaining(/*recurse=*/true)) {
+    const std::string flag = extra.substr(0, extra.find('='));
+    const std::string nearest = absl::StartsWith(flag, "-") ? NearestName(flag, known) : "";
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown argument \"", extra.substr(0, 100), "\"",
+                     nearest.empty() ? "; see dlo-serve --help"
+                                     : absl::StrCat("; did you mean ", nearest, "?")));
+  }
+  line.check = check->parsed();
+  line.print_config = print_config;
+  if (config_option->count() > 0) line.config_file = config_file;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    if (options[i]->count() > 0) line.flags[schema[i].flag] = values[i];
+  }
+  ASSIGN_OR_RETURN(ReferenceFlags::MappedFlags mapped, line.reference.Map(line.flags));
+  line.flags.merge(mapped.values);
+  line.flags_as_written = std::move(mapped.as_written);
+  return absl::OkStatus();
+}
 
 }  // namespace
 

@@ -239,7 +239,8 @@ void Supervisor::Step(int d) {
 void Supervisor::CheckDomain(int d) {
   Domain& domain = domains_[d];
   for (int rank : domain.ranks) {
-    if (domain.phase == DomainPhase::kUp) CheckHealth(rank);
+    const bool there = ranks_[rank].remote || ranks_[rank].process;
+    if (domain.phase == DomainPhase::kUp && there) CheckHealth(rank);
   }
   if (domain.phase != DomainPhase::kUp || !domain.ready_since) return;
   const std::optional<StuckVisit> stuck = domain.visits.Find(absl::Now());
