@@ -29,6 +29,8 @@
 
 namespace dlo {
 
+class FlightRecorder;
+
 enum class Stage { kEncodingText, kDenoising, kDecoding };
 
 struct VideoRequest {
@@ -130,6 +132,8 @@ struct PipelineOptions {
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;
   int processes_on_host = 1;
+  // Notes the visits of streamed blocks; outlives the pipeline. Null: none.
+  FlightRecorder* recorder = nullptr;
 };
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);

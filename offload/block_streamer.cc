@@ -51,18 +51,19 @@ absl::StatusOr<std::unique_ptr<BlockStreamer>> BlockStreamer::Create(
     return absl::InvalidArgumentError("shards are gathered from memory of their own, not staged");
   }
   RETURN_IF_ERROR(CheckBlocks(rings));
-  auto streamer =
-      std::unique_ptr<BlockStreamer>(new BlockStreamer(device, std::move(rings), communicator));
+  auto streamer = std::unique_ptr<BlockStreamer>(
+      new BlockStreamer(device, std::move(rings), options, communicator));
   streamer->staged_ = staged;
   RETURN_IF_ERROR(streamer->Allocate(options.slots));
   return streamer;
 }
 
 BlockStreamer::BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
-                             Communicator* communicator)
+                             const StreamerOptions& options, Communicator* communicator)
     : device_(device),
       rings_(std::move(rings)),
       communicator_(communicator),
+      recorder_(options.recorder),
       compute_stream_(device.compute_stream()) {}
 
 absl::Status BlockStreamer::Allocate(int slots) {
@@ -159,12 +160,17 @@ absl::StatusOr<BlockLease> BlockStreamer::Acquire(int ring) {
                      " has ring ", cursor_->ring(), " at visit ", cursor_->visit()));
   }
   const int64_t slot = cursor_->visit() % num_slots();
+  if (recorder_ != nullptr) {
+    recorder_->SetVisit(cursor_->visit() + 1);
+    visit_token_ = recorder_->Begin(FlightOp::kVisit);
+  }
   absl::Status status = Advance(cursor_->visit());
   if (status.ok()) status = compute_stream_.Wait(*delivered_[slot]);
   if (!status.ok()) {
     broken_ = absl::Status(status.code(),
                            absl::StrCat("block ", cursor_->block(), " of ring ", ring, " (visit ",
                                         cursor_->visit(), "): ", status.message()));
+    if (recorder_ != nullptr) recorder_->End(visit_token_, /*ok=*/false);
     return broken_;
   }
   leased_ = true;
@@ -176,6 +182,7 @@ absl::StatusOr<BlockLease> BlockStreamer::Acquire(int ring) {
 void BlockStreamer::Release() {
   leased_ = false;
   absl::Status status = compute_stream_.Record(*released_[cursor_->visit() % num_slots()]);
+  if (recorder_ != nullptr) recorder_->End(visit_token_, status.ok());
   if (!status.ok()) broken_ = std::move(status);
   cursor_->Next();
   visit_.store(cursor_->visit(), std::memory_order_relaxed);

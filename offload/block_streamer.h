@@ -37,6 +37,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/flight_recorder.h"
 #include "offload/block_layout.h"
 #include "offload/block_ring.h"
 #include "offload/visit_plan.h"
@@ -60,6 +61,8 @@ struct HostBlock {
 
 struct StreamerOptions {
   int slots = 2;  // at least 2
+  // Notes each visit and keeps the current one's number; outlives the streamer. Null: none.
+  FlightRecorder* recorder = nullptr;
 };
 
 // Since Start.
@@ -117,7 +120,7 @@ class BlockStreamer final : private LeaseOwner {
 
  private:
   BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
-                Communicator* communicator);
+                const StreamerOptions& options, Communicator* communicator);
   absl::Status Allocate(int slots);
   absl::Status AllocateOnDevice();
   void ResetStreams();
@@ -138,7 +141,9 @@ class BlockStreamer final : private LeaseOwner {
   Device& device_;
   const std::vector<std::vector<HostBlock>> rings_;
   Communicator* const communicator_;
-  bool staged_ = false;  // some blocks are packed
+  FlightRecorder* const recorder_;
+  FlightToken visit_token_;  // of the visit that is leased
+  bool staged_ = false;      // some blocks are packed
 
   std::unique_ptr<Stream> fill_stream_;  // null: deliveries start from the host blocks themselves
   std::unique_ptr<Stream> deliver_stream_;

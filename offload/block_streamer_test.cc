@@ -231,6 +231,29 @@ TEST_F(Streamer, FinishWalksTheRest) {
   EXPECT_EQ(streamer->stats().visits, 10);
 }
 
+TEST_F(Streamer, NotesEachVisitInTheFlightRecorder) {
+  const HostModel model({{4, 4}});
+  const auto recorder = FlightRecorder::Private();
+  auto streamer = *BlockStreamer::Create(*device_, model.Whole(),
+                                         {.slots = 2, .recorder = recorder.get()}, nullptr);
+  VisitPlan plan = model.Plan();
+  plan.Add(0, 2);
+  ASSERT_TRUE(streamer->Start(plan).ok());
+  {
+    const auto lease = streamer->Acquire(0);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    EXPECT_EQ(recorder->place().visit, 1);
+    EXPECT_EQ(recorder->Read().records.back().state, FlightState::kBegun);
+  }
+  ASSERT_TRUE(streamer->Finish().ok());
+  const FlightLog log = recorder->Read();
+  ASSERT_EQ(log.records.size(), 4u);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(log.records[i].OpText(), "visit " + std::to_string(i + 1));
+    EXPECT_EQ(log.records[i].state, FlightState::kDone);
+  }
+}
+
 TEST_F(Streamer, BytesMovedAreTheStreamedBytesOfEachPass) {
   const HostModel model({{100, 200}});
   int64_t streamed = 0, packed = 0;

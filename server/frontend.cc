@@ -39,6 +39,11 @@ FrontendOptions WithDomains(FrontendOptions options) {
   options.scheduler.metrics = options.metrics;
   options.supervisor.metrics = options.metrics;
   options.jobs.metrics = options.metrics;
+  options.supervisor.report_folder = options.store.folder / "reports";
+  if (options.remote) {
+    options.links.remote_ranks = options.remote->ranks;
+    options.supervisor.remote_ranks = options.remote->ranks;
+  }
   return options;
 }
 
@@ -53,7 +58,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions option
       new Frontend(std::move(options), std::move(card), std::move(store)));
   RETURN_IF_ERROR(frontend->jobs_.Recover());
   RETURN_IF_ERROR(frontend->Listen());
-  frontend->StartWorkers();
+  RETURN_IF_ERROR(frontend->StartWorkers());
   return frontend;
 }
 
@@ -116,6 +121,24 @@ absl::Status Frontend::Listen() {
   return absl::OkStatus();
 }
 
+absl::Status Frontend::ListenForWorkers() {
+  if (!options_.remote) return absl::OkStatus();
+  RouteGrpcLog();
+  const std::string& listen = options_.remote->listen;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  AddLinkPort(builder, listen, options_.remote->tls, options_.remote->keepalive, &port);
+  builder.RegisterService(&remote_links_);
+  remote_link_server_ = builder.BuildAndStart();
+  if (remote_link_server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("cannot listen for workers on ", listen,
+                                               " (is another server running there?)"));
+  }
+  worker_address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
+  spdlog::info("waiting for the workers of other hosts on {}", worker_address_);
+  return absl::OkStatus();
+}
+
 SchedulerOptions Frontend::SchedulerOptionsWithHook() {
   SchedulerOptions options = options_.scheduler;
   // There is a supervisor by the time that a wave runs.
@@ -130,7 +153,7 @@ SchedulerOptions Frontend::SchedulerOptionsWithHook() {
   return options;
 }
 
-void Frontend::StartWorkers() {
+absl::Status Frontend::StartWorkers() {
   SupervisorEvents events;
   events.on_ready = [this](int domain) {
     scheduler_.OnDomainReady(domain);
@@ -147,7 +170,9 @@ void Frontend::StartWorkers() {
       options_.supervisor, &links_,
       [this](int fd) { grpc::AddInsecureChannelFromFd(link_server_.get(), fd); },
       std::move(events));
+  RETURN_IF_ERROR(ListenForWorkers());
   supervisor_->Start();
+  return absl::OkStatus();
 }
 
 void Frontend::Shutdown(absl::Duration grace) {
@@ -173,9 +198,10 @@ void Frontend::Shutdown(absl::Duration grace) {
     public_server_->Wait();
   }
   if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));
-  if (link_server_ != nullptr) {
-    link_server_->Shutdown(absl::ToChronoTime(absl::Now()));
-    link_server_->Wait();
+  for (grpc::Server* server : {remote_link_server_.get(), link_server_.get()}) {
+    if (server == nullptr) continue;
+    server->Shutdown(absl::ToChronoTime(absl::Now()));
+    server->Wait();
   }
 }
 
@@ -201,7 +227,9 @@ void Frontend::SetDomainReady(int domain, bool ready) {
   if (options_.on_serving) options_.on_serving(serving);
 }
 
-void Frontend::OnAttached(int rank) { supervisor_->OnAttached(rank); }
+void Frontend::OnAttached(int rank, uint64_t incarnation) {
+  supervisor_->OnAttached(rank, incarnation);
+}
 void Frontend::OnReady(int rank) { supervisor_->OnReady(rank); }
 void Frontend::OnStartFailed(int rank, absl::Status why) {
   supervisor_->OnStartFailed(rank, std::move(why));
@@ -217,6 +245,7 @@ void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
 }
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
   if (heartbeat.has_memory()) options_.metrics->rank(rank).SetMemory(heartbeat.memory());
+  supervisor_->OnHeartbeat(rank, heartbeat);
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }
 void Frontend::OnProgress(int rank, v1::WaveProgress progress) {

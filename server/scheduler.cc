@@ -28,6 +28,8 @@ grpc::Status LostStatus(const RankLoss& loss) {
   std::map<std::string, std::string> metadata = {{"rank", absl::StrCat(loss.rank)}};
   if (loss.signal) metadata["signal"] = absl::StrCat(*loss.signal);
   if (loss.exit_code) metadata["exit_code"] = absl::StrCat(*loss.exit_code);
+  if (!loss.verdict.empty()) metadata["verdict"] = loss.verdict;
+  if (!loss.report.empty()) metadata["report"] = loss.report;
   return StatusWithReason(grpc::StatusCode::UNAVAILABLE, loss.reason,
                           absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause,
                                        "; it is being restarted, send the request again"),

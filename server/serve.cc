@@ -137,12 +137,25 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
       options.supervisor.worker_arguments.push_back(std::move(argument));
     }
   }
-  PlacementOptions placement{.num_ranks = topology.world_size(),
+  options.supervisor.visits = {.factor = static_cast<double>(config.wave.stuck_factor),
+                               .floor = config.wave.stuck_floor};
+  const int local_ranks = topology.world_size() - config.remote.ranks;
+  if (config.remote.ranks > 0) {
+    RemoteWorkers& remote = options.remote.emplace();
+    remote.listen = config.remote.listen;
+    ASSIGN_OR_RETURN(remote.tls, LoadLinkTls(config.remote.tls));
+    for (int rank = local_ranks; rank < topology.world_size(); ++rank) {
+      remote.ranks.push_back(rank);
+    }
+  }
+  PlacementOptions placement{.num_ranks = local_ranks,
                              .threads = config.worker_threads,
                              .threads_set = getenv("OMP_NUM_THREADS") != nullptr,
                              .cuda = config.device == "cuda"};
   if (const char* devices = getenv("CUDA_VISIBLE_DEVICES")) placement.visible_devices = devices;
   ASSIGN_OR_RETURN(options.supervisor.placement, PlaceRanks(placement, ReadHostCores()));
+  // Of the others their own hosts decide.
+  options.supervisor.placement.resize(topology.world_size());
   return options;
 }
 

@@ -30,6 +30,7 @@
 #include "base/dtype.h"
 #include "base/topology.h"
 #include "loader/host_weight_plan.h"
+#include "proto/link_channel.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {
@@ -72,6 +73,8 @@ struct ServeConfig {
     absl::Duration max_wait = absl::Milliseconds(500);  // of the first one for others
     WaveCompatibility compatibility = WaveCompatibility::kStrict;
     absl::Duration stall_timeout = absl::Minutes(10);  // without progress, until its restart
+    int stuck_factor = 50;                             // see visit_watch.h
+    absl::Duration stuck_floor = absl::Minutes(1);
   };
   Wave wave;
   int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
@@ -79,6 +82,13 @@ struct ServeConfig {
   int64_t jobs_result_bytes_max = int64_t{10} << 30;  // of all results and records together
   absl::Duration shutdown_grace = absl::Minutes(5);   // for running requests after SIGTERM
   int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
+  // The last ranks, so many, have their workers on other hosts.
+  struct Remote {
+    int ranks = 0;
+    std::string listen;  // HOST:PORT
+    LinkTlsFiles tls;
+  };
+  Remote remote;
   std::string log_level = "info";
   std::vector<std::string> notices;  // of flags that do nothing, for people
 };

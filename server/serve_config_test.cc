@@ -197,7 +197,16 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "schedule",
                                                       "--wave-stall-timeout",
                                                       "1h",
+                                                      "--wave-stuck-factor",
+                                                      "0",
+                                                      "--wave-stuck-floor",
+                                                      "90s",
                                                       "--threads=3",
+                                                      "--remote-ranks=2",
+                                                      "--worker-listen=10.0.0.1:7070",
+                                                      "--worker-tls-ca=/tls/ca.pem",
+                                                      "--worker-tls-cert=/tls/cert.pem",
+                                                      "--worker-tls-key=/tls/key.pem",
                                                       "--log-level",
                                                       "debug"});
   ASSERT_TRUE(command.ok()) << command.status();
@@ -217,7 +226,14 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.wave.max_wait, absl::Milliseconds(250));
   EXPECT_EQ(command->config.wave.compatibility, WaveCompatibility::kSchedule);
   EXPECT_EQ(command->config.wave.stall_timeout, absl::Hours(1));
+  EXPECT_EQ(command->config.wave.stuck_factor, 0);
+  EXPECT_EQ(command->config.wave.stuck_floor, absl::Seconds(90));
   EXPECT_EQ(command->config.worker_threads, 3);
+  EXPECT_EQ(command->config.remote.ranks, 2);
+  EXPECT_EQ(command->config.remote.listen, "10.0.0.1:7070");
+  EXPECT_EQ(command->config.remote.tls.ca, "/tls/ca.pem");
+  EXPECT_EQ(command->config.remote.tls.cert, "/tls/cert.pem");
+  EXPECT_EQ(command->config.remote.tls.key, "/tls/key.pem");
   EXPECT_EQ(command->config.log_level, "debug");
 }
 
@@ -321,6 +337,19 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--listen", "unix:run/x"}, "absolute path"},
         WrongArguments{{"--listen", "unix:/" + std::string(200, 'x')}, "at most 107 bytes"},
         WrongArguments{{"--wave-stall-timeout", "0s"}, "wave.stall_timeout is 0"},
+        WrongArguments{{"--wave-stuck-floor", "1s"}, "wave.stuck_floor is 1s"},
+        WrongArguments{{"--remote-ranks", "1"}, "worker.listen is empty"},
+        WrongArguments{{"--remote-ranks", "1", "--worker-listen", "h:1"},
+                       "worker.tls_ca is empty (default), but worker.remote_ranks is 1"},
+        WrongArguments{{"--remote-ranks", "2"}, "there are only 1 ranks; lower it, or raise"},
+        WrongArguments{{"--worker-listen", "h:1"},
+                       "worker.remote_ranks is 0, so no worker attaches from another host"},
+        WrongArguments{{"--worker-tls-key", "/k"}, "worker.tls_key is /k"},
+        WrongArguments{
+            {"--remote-ranks", "1", "--worker-listen", "unix:/x"},
+            "worker.listen is \"unix:/x\" (flag --worker-listen), but must be HOST:PORT"},
+        WrongArguments{{"--dp", "2", "--remote-ranks", "1", "--transfer", "allgather"},
+                       "workers that share their weights"},
         WrongArguments{{"--wave-compatibility", "loose"}, "must be one of strict, schedule"},
         WrongArguments{{"--shutdown-grace", "5"}, "\"5\" is not a duration"},
         WrongArguments{{"--lisen", "x"}, "unknown argument \"--lisen\"; did you mean --listen?"},

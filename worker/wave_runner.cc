@@ -50,6 +50,18 @@ v1::JobState ToJobState(Stage stage) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+FlightStage ToFlightStage(Stage stage) {
+  switch (stage) {
+    case Stage::kEncodingText:
+      return FlightStage::kText;
+    case Stage::kDenoising:
+      return FlightStage::kDenoise;
+    case Stage::kDecoding:
+      return FlightStage::kDecode;
+  }
+  return FlightStage::kNone;
+}
+
 v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
   v1::WaveFailed failed;
   // The request was checked before it came here, so an argument that is refused now is not the
@@ -69,13 +81,30 @@ v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
 
 }  // namespace
 
-// Tells dlo-serve of stages and steps, and hands frames to the encoder.
+// Tells dlo-serve and the flight recorder of stages and steps, and hands frames to the encoder.
 class WaveRunner::Observer : public GenerationObserver {
  public:
   Observer(WaveRunner* runner, uint64_t wave, int num_steps, VideoWriter* writer)
-      : runner_(runner), wave_(wave), num_steps_(num_steps), writer_(writer) {}
+      : runner_(runner),
+        recorder_(*runner->recorder_),
+        wave_(wave),
+        num_steps_(num_steps),
+        writer_(writer) {}
+
+  // What has begun has ended when the next begins, and has failed if nothing does.
+  ~Observer() override { EndStage(/*ok=*/false); }
+
+  void EndStage(bool ok) {
+    recorder_.End(std::exchange(step_token_, {}), ok);
+    recorder_.End(std::exchange(stage_token_, {}), ok);
+  }
 
   void OnStage(Stage stage) override {
+    EndStage(/*ok=*/true);
+    recorder_.SetStage(ToFlightStage(stage));
+    recorder_.SetStep(0);
+    stage_token_ = recorder_.Begin(FlightOp::kStage);
+    if (stage == Stage::kDenoising) BeginStep(1);
     stage_ = ToJobState(stage);
     runner_->stage_ = stage_;
     ++runner_->work_done_;
@@ -83,6 +112,8 @@ class WaveRunner::Observer : public GenerationObserver {
   }
 
   void OnStep(int step, int num_steps) override {
+    recorder_.End(std::exchange(step_token_, {}), /*ok=*/true);
+    if (step < num_steps) BeginStep(step + 1);
     step_ = step;
     num_steps_ = num_steps;
     runner_->step_ = step;
@@ -101,6 +132,11 @@ class WaveRunner::Observer : public GenerationObserver {
   const absl::Status& encoder_status() const { return encoder_status_; }
 
  private:
+  void BeginStep(int step) {
+    recorder_.SetStep(step);
+    step_token_ = recorder_.Begin(FlightOp::kStep);
+  }
+
   void Tell() {
     v1::FromWorker message;
     v1::WaveProgress* progress = message.mutable_progress();
@@ -112,6 +148,9 @@ class WaveRunner::Observer : public GenerationObserver {
   }
 
   WaveRunner* const runner_;
+  FlightRecorder& recorder_;
+  FlightToken stage_token_;
+  FlightToken step_token_;
   const uint64_t wave_;
   int num_steps_;
   VideoWriter* const writer_;
@@ -122,8 +161,15 @@ class WaveRunner::Observer : public GenerationObserver {
 
 absl::Status WaveRunner::Run(const v1::Assignment& assignment) {
   wave_ = assignment.wave_id();
-  const absl::Status status = assignment.has_walk() ? Walk(assignment) : RunRequest(assignment);
+  recorder_->SetWave(wave_);
+  absl::Status status;
+  {
+    FlightScope wave(recorder_, FlightOp::kWave);
+    status = assignment.has_walk() ? Walk(assignment) : RunRequest(assignment);
+    if (!status.ok()) wave.Fail();
+  }
   wave_ = 0;
+  recorder_->SetWave(0);
   stage_ = v1::JOB_STATE_UNSPECIFIED;
   step_ = 0;
   return status;
@@ -193,6 +239,7 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
     return Failure(stats.status(),
                    absl::IsDataLoss(stats.status()) ? kWeightsChanged : kGenerationFailed);
   }
+  observer.EndStage(/*ok=*/true);
 
   const absl::Time decoded = absl::Now();
   absl::StatusOr<EncodedVideo> video = (*writer)->Finish();
@@ -216,6 +263,9 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   finished->mutable_usage()->set_device_bytes_peak_decode(stats->device_bytes_peak_decode);
   finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
+  recorder_->SetStage(FlightStage::kSend);
+  recorder_->SetStep(0);
+  const FlightScope sending(recorder_, FlightOp::kSend);
   if (!SendVideo(assignment.wave_id(), video->bytes)) {
     return Failure(absl::CancelledError("cancelled while the result was sent"), kCancelled);
   }

@@ -479,9 +479,10 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
       rings[*component.ring] = weights.at(component.name).host_blocks();
     }
     if (options.weight_group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
-    ASSIGN_OR_RETURN(
-        streamer, BlockStreamer::Create(*device, std::move(rings), {.slots = options.stream_slots},
-                                        options.weight_group.get()));
+    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(
+                                   *device, std::move(rings),
+                                   {.slots = options.stream_slots, .recorder = options.recorder},
+                                   options.weight_group.get()));
     // There is room for the slots; they come back with the first request.
     RETURN_IF_ERROR(streamer->Stop());
     for (const OffloadComponent& component : plan.components) {
