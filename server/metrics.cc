@@ -34,7 +34,9 @@ const std::vector<std::string>& RefusalReasons() {
 // What Supervisor says of a loss.
 const std::vector<std::string>& RestartReasons() {
   static const auto* const reasons = new std::vector<std::string>{
-      "killed", "exited", "start_failed", "not_attached", "link_broken", "silent", "wave_deadline"};
+      "killed",      "exited", "start_failed",  "not_attached",
+      "link_broken", "silent", "wave_deadline", "stuck_visit",
+      "collective_failed"};
   return *reasons;
 }
 
