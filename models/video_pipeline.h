@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +21,7 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "models/model_card.h"
+#include "offload/streamer_stats.h"
 
 namespace dlo {
 
@@ -29,6 +31,7 @@ struct VideoRequest {
   std::string prompt;
   std::string negative_prompt;
   VideoSettings settings;
+  bool trace = false;  // record a timeline
 };
 
 // A run of decoded frames: float32 [num_frames, height, width, 3] in 0..1, row-major.
@@ -53,12 +56,20 @@ class GenerationObserver {
   virtual bool cancelled() const = 0;
 };
 
+// What a stage streamed.
+struct StageStreaming {
+  Stage stage = Stage::kEncodingText;
+  StreamerStats streamed;
+};
+
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
-  absl::Duration decode;          // including the time OnFrames took
-  int64_t device_bytes_peak = 0;  // weights, slots and activations
-  int64_t bus_bytes = 0;          // streamed from host to device
+  absl::Duration decode;                  // including the time OnFrames took
+  int64_t device_bytes_peak = 0;          // weights, slots and activations
+  int64_t bus_bytes = 0;                  // streamed from host to device
+  std::vector<StageStreaming> streaming;  // of the stages that streamed
+  std::string timeline;                   // Chrome trace JSON if the request asked, at most 3 MiB
 };
 
 class VideoPipeline {

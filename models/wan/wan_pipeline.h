@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "models/wan/vae.h"
 #include "models/wan/wan_config.h"
 #include "offload/block_streamer.h"
+#include "offload/visit_log.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -60,8 +62,11 @@ class WanPipeline : public VideoPipeline {
 
  private:
   absl::StatusOr<GenerationStats> Run(const VideoRequest& request, GenerationObserver& observer);
+  // Fills in what the streamer measured.
+  void TellStreaming(GenerationStats* stats);
 
   WanComponents c_;
+  std::optional<VisitLog> visits_;  // of a request with trace, until the next one
 };
 
 // Loads the repository at options.root. Errors name the component's file; see ReadWanConfig,

@@ -38,6 +38,30 @@ class CudaEvent : public Event {
   cudaError_t created_;
 };
 
+// An event with timing.
+class CudaStamp : public Stamp {
+ public:
+  CudaStamp() { created_ = cudaEventCreate(&event_); }
+  ~CudaStamp() override {
+    if (created_ == cudaSuccess) cudaEventDestroy(event_);
+  }
+  absl::Duration Since(const Stamp& earlier) const override {
+    const auto& begin = static_cast<const CudaStamp&>(earlier);
+    float ms = 0;
+    cudaError_t result = cudaEventSynchronize(begin.event_);
+    if (result == cudaSuccess) result = cudaEventSynchronize(event_);
+    if (result == cudaSuccess) result = cudaEventElapsedTime(&ms, begin.event_, event_);
+    if (result != cudaSuccess) cudaGetLastError();
+    return absl::Milliseconds(static_cast<double>(ms));
+  }
+  cudaError_t created() const { return created_; }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  cudaError_t created_;
+};
+
 // Either a stream of its own or, for computing, whatever stream libtorch has current.
 class CudaStream : public Stream {
  public:
@@ -76,6 +100,13 @@ class CudaStream : public Stream {
     return Then(
         [&] { return FromCuda(cudaStreamWaitEvent(get(), own.get(), 0), "wait for an event"); });
   }
+  absl::Status Mark(Stamp& stamp) override {
+    auto& own = static_cast<CudaStamp&>(stamp);
+    return Then([&] {
+      RETURN_IF_ERROR(FromCuda(own.created(), "create a stamp"));
+      return FromCuda(cudaEventRecord(own.get(), get()), "mark a moment");
+    });
+  }
   absl::Status Synchronize() override {
     return Then([&] { return FromCuda(cudaStreamSynchronize(get()), "synchronize a stream"); });
   }
@@ -100,14 +131,20 @@ class CudaStream : public Stream {
 
 class PinnedBuffer : public HostBuffer {
  public:
-  PinnedBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  ~PinnedBuffer() override { cudaFreeHost(data_); }
+  // `released` hears of the end.
+  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void(int64_t)> released)
+      : data_(data), bytes_(bytes), released_(std::move(released)) {}
+  ~PinnedBuffer() override {
+    cudaFreeHost(data_);
+    released_(bytes_);
+  }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const int64_t bytes_;
+  const std::function<void(int64_t)> released_;
 };
 
 class CudaDevice : public Device {
@@ -146,7 +183,13 @@ class CudaDevice : public Device {
     void* data = nullptr;
     RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
                              absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
-    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes);
+    const auto add = [this](int64_t change) {
+      absl::MutexLock lock(&mutex_);
+      memory_.host_bytes += change;
+    };
+    add(bytes);
+    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes,
+                                          [add](int64_t released) { add(-released); });
   }
 
   std::unique_ptr<Stream> CreateStream(const std::string&) override {
@@ -156,6 +199,10 @@ class CudaDevice : public Device {
   std::unique_ptr<Event> CreateEvent() override {
     (void)Select();
     return std::make_unique<CudaEvent>();
+  }
+  std::unique_ptr<Stamp> CreateStamp() override {
+    (void)Select();
+    return std::make_unique<CudaStamp>();
   }
   Stream& compute_stream() override { return compute_stream_; }
 
@@ -172,7 +219,8 @@ class CudaDevice : public Device {
             .allocated_bytes[kAll];
     absl::MutexLock lock(&mutex_);
     return {.used_bytes = memory_.used_bytes + torch.current,
-            .peak_bytes = memory_.peak_bytes + torch.peak};
+            .peak_bytes = memory_.peak_bytes + torch.peak,
+            .host_bytes = memory_.host_bytes};
   }
 
   void ResetPeak() override {
