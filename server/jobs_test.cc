@@ -250,6 +250,7 @@ TEST_F(JobsTest, AQueuedJobIsStillTracedAfterARestart) {
   v1::Job job;
   ASSERT_TRUE(Submit(request, &job).ok());
   Restart();
+  harness_.Touch("go");
   EXPECT_GT(WaitEnd("queued").result().timeline_bytes(), 0);
 }
 

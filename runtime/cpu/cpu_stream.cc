@@ -36,14 +36,20 @@ class CpuEvent : public Event {
     {
       const std::lock_guard lock(mutex_);
       reached_ = ticket;
-      status_ = status;
+      if (status.ok()) {
+        failed_from_ = 0;
+      } else if (failed_from_ == 0) {
+        failed_from_ = ticket;
+        status_ = status;
+      }
     }
     changed_.notify_all();
   }
   absl::Status Await(uint64_t ticket) const {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return reached_ >= ticket; });
-    return status_;
+    // A stream that broke since then must not fail who waits for what was before.
+    return failed_from_ != 0 && ticket >= failed_from_ ? status_ : absl::OkStatus();
   }
 
  private:
@@ -51,6 +57,7 @@ class CpuEvent : public Event {
   mutable std::condition_variable changed_;
   uint64_t taken_ = 0;
   uint64_t reached_ = 0;
+  uint64_t failed_from_ = 0;  // the first ticket that a broken stream brought; 0: none
   absl::Status status_;
 };
 
