@@ -322,10 +322,17 @@ absl::Status ParseValue(const ConfigKey& key, const std::string& text,
       }
       return absl::OkStatus();
     case ConfigType::kInt:
+      if (std::find(key.allowed.begin(), key.allowed.end(), text) != key.allowed.end()) {
+        *number = -1;
+        *canonical = text;
+        return absl::OkStatus();
+      }
       // SimpleAtoi takes blanks around the digits and a plus sign; nobody means those.
       if (text.find_first_not_of("-0123456789") != std::string::npos ||
           !absl::SimpleAtoi(text, number) || *number < key.min || *number > key.max) {
-        return wrong(absl::StrCat("a whole number from ", key.min, " to ", key.max));
+        return wrong(absl::StrCat("a whole number from ", key.min, " to ", key.max,
+                                  key.allowed.empty() ? "" : ", or ",
+                                  absl::StrJoin(key.allowed, ", or ")));
       }
       *canonical = absl::StrCat(*number);
       return absl::OkStatus();
@@ -472,7 +479,9 @@ absl::StatusOr<Config> Config::Load(const ConfigSchema& schema, const ConfigSour
     if (it == by_flag.end()) {
       errors.push_back(absl::StrCat("unknown flag ", Quoted(flag)));
     } else {
-      set(*it->second, text, Source::kFlag, absl::StrCat("flag ", flag), flag, "");
+      const auto written = sources.flags_as_written.find(flag);
+      const std::string& name = written == sources.flags_as_written.end() ? flag : written->second;
+      set(*it->second, text, Source::kFlag, absl::StrCat("flag ", name), name, "");
     }
   }
 
@@ -510,6 +519,12 @@ bool Config::IsDefault(absl::string_view key) const {
 }
 std::string Config::OriginText(absl::string_view key) const {
   return values_.find(std::string(key))->second.origin;
+}
+
+std::string Config::FlagOf(absl::string_view key) const {
+  return std::find_if(schema_.begin(), schema_.end(),
+                      [&](const ConfigKey& candidate) { return candidate.key == key; })
+      ->flag;
 }
 
 std::string Config::Dump() const {

@@ -1,14 +1,14 @@
 // Strict layered configuration: values of a schema from default < file < environment < flag, each
 // with its origin.
 //
-//   const ConfigSchema schema = {{.key = "listen", .flag = "--listen", .fallback =
-//   "127.0.0.1:50051", .help = "..."},
-//                                {.key = "offload.slots", .type = ConfigType::kInt, .flag =
-//                                "--slots", .fallback = "2", .min = 2}};
-//   ASSIGN_OR_RETURN(Config config, Config::Load(schema, {.file = "serve.yaml", .environment =
-//   EnvironmentOf(environ)})); config.Int("offload.slots");           // 2
-//   config.OriginText("offload.slots");    // "file serve.yaml:3", "env DLO_OFFLOAD_SLOTS", "flag
-//   --slots", "default"
+//   const ConfigSchema schema = {
+//       {.key = "listen", .flag = "--listen", .fallback = "127.0.0.1:50051", .help = "..."},
+//       {.key = "offload.slots", .type = ConfigType::kInt, .flag = "--slots", .fallback = "2"}};
+//   ASSIGN_OR_RETURN(Config config, Config::Load(schema, {.file = "serve.yaml",
+//                                                         .environment = EnvironmentOf(environ)}));
+//   config.Int("offload.slots");         // 2
+//   config.OriginText("offload.slots");  // "file serve.yaml:3", "env DLO_OFFLOAD_SLOTS",
+//                                        // "flag --slots", "default"
 //
 // The file is one YAML document of nested mappings; the environment's name of offload.slots is
 // DLO_OFFLOAD_SLOTS. Nothing is guessed: an unknown key or DLO_ variable (the nearest known name is
@@ -49,10 +49,11 @@ enum class ConfigType {
 struct ConfigKey {
   std::string key;  // dotted, e.g. "offload.slots"
   ConfigType type = ConfigType::kString;
-  std::string flag;                       // "--slots"
-  std::string fallback;                   // the default, written as in a file
-  std::vector<std::string> allowed = {};  // kString: the values there are; empty: any
-  int64_t min = 0;                        // kInt
+  std::string flag;      // "--slots"
+  std::string fallback;  // the default, written as in a file
+  // kString: the values there are; empty: any. kInt: words beside the numbers; Int gives -1.
+  std::vector<std::string> allowed = {};
+  int64_t min = 0;  // kInt
   int64_t max = std::numeric_limits<int32_t>::max();
   std::string help;
 
@@ -69,6 +70,8 @@ struct ConfigSources {
       environment;  // all of it: names that do not start with DLO_ are passed over
   std::vector<std::string> other_environment = {};  // DLO_ variables that are no keys of the schema
   std::map<std::string, std::string> flags;         // flag -> text
+  // What the command line says where it is not the flag: another name for it.
+  std::map<std::string, std::string> flags_as_written = {};
 };
 
 // Largest configuration file that is read.
@@ -94,6 +97,7 @@ class Config {
 
   bool IsDefault(absl::string_view key) const;
   std::string OriginText(absl::string_view key) const;
+  std::string FlagOf(absl::string_view key) const;
 
   // A YAML file with every effective value that says in a comment where it came from. Loading it
   // gives the same values.

@@ -1,8 +1,9 @@
 // The process's logger.
 //
 //   StartLogging("dlo-worker 0", "info");
-//   spdlog::info("rank {} is ready", 0);   // to standard error: "2026-11-29 19:56:29.906 info
-//   dlo-worker 0: rank 0 is ready"
+//   spdlog::info("rank {} is ready", 0);
+//
+// writes "2026-11-29 19:56:29.906 info dlo-worker 0: rank 0 is ready" to standard error.
 //
 // Called once, by main, before other threads start. A test that wants to read the log sets spdlog's
 // default logger itself.

@@ -9,27 +9,33 @@
 namespace dlo {
 namespace {
 
+// Named as dlo-serve's user knows it: by its flag, where it has one of its own.
 struct Degree {
   absl::string_view flag;
   int value;
   const char* engine;  // null: exists
 };
 
+// dlo-serve has one flag for both.
+absl::string_view UlyssesFlag(const ParallelConfig& config) {
+  return config.ring == 1 ? "--sp" : "--sp (ulysses)";
+}
+
 std::vector<Degree> DegreesOf(const ParallelConfig& config) {
   return {{"--dp", config.dp, nullptr},
           {"--tp", config.tp, "tensor parallelism"},
-          {"--ulysses", config.ulysses, "sequence parallelism"},
-          {"--ring", config.ring, "sequence parallelism"},
+          {UlyssesFlag(config), config.ulysses, "sequence parallelism"},
+          {"--sp (ring)", config.ring, "sequence parallelism"},
           {"--cfg", config.cfg, "guidance parallelism"},
-          {"--hsdp-shard", config.hsdp_shard, "HSDP"}};
+          {"HSDP shard size", config.hsdp_shard, "HSDP"}};
 }
 
 std::string Shown(absl::string_view flag, int value) { return absl::StrCat(flag, " ", value); }
 
 // The degrees whose product a rank count is.
 std::string ShownProduct(const ParallelConfig& config) {
-  return absl::StrCat("--dp ", config.dp, " x --tp ", config.tp, " x --ulysses ", config.ulysses,
-                      " x --ring ", config.ring, " x --cfg ", config.cfg);
+  return absl::StrCat("--dp ", config.dp, " x --tp ", config.tp, " x --sp ", config.sp(),
+                      " x --cfg ", config.cfg);
 }
 
 // Negative beyond kWorldSizeMax. Exact for any degrees from 1 on.
@@ -59,10 +65,10 @@ std::vector<std::string> DegreeProblems(const ParallelConfig& config) {
   }
   const int64_t replica = world / config.dp;
   if (replica % config.hsdp_shard != 0) {
-    problems.push_back(absl::StrCat(
-        Shown("--hsdp-shard", config.hsdp_shard), " does not divide the ", replica,
-        " ranks of a replica (", ShownProduct(config),
-        "); set it to a divisor of them, or give a replica more ranks with --ulysses"));
+    problems.push_back(
+        absl::StrCat(Shown("HSDP shard size", config.hsdp_shard), " does not divide the ", replica,
+                     " ranks of a replica (", ShownProduct(config),
+                     "); set it to a divisor of them, or give a replica more ranks with --sp"));
   }
   return problems;
 }
@@ -90,16 +96,19 @@ struct Combination {
   std::string transfer() const {
     return absl::StrCat("--transfer ", WeightTransferName(settings.transfer));
   }
-  std::string shard() const { return Shown("--hsdp-shard", parallel.hsdp_shard); }
-  std::string resident() const { return Shown("--resident-layers", settings.resident_layers); }
+  std::string shard() const { return Shown("HSDP shard size", parallel.hsdp_shard); }
+  std::string resident() const {
+    if (settings.resident_layers == kResidentLayersAuto) return "--resident-layers auto";
+    return Shown("--resident-layers", settings.resident_layers);
+  }
   std::string quantization() const {
     return absl::StrCat("online quantization ", Name(settings.quantization));
   }
 };
 
 // A mapping of the checkpoint serves only tensors that are used as the checkpoint has them.
-constexpr char kMapped[] = "--checkpoint-mmap required";
-constexpr char kMappedWayOut[] = "use --checkpoint-mmap preferred, which falls back to loading";
+constexpr char kMapped[] = "a required checkpoint mapping";
+constexpr char kMappedWayOut[] = "make it preferred, which falls back to loading";
 
 struct Rule {
   bool (*broken)(const Combination&);
@@ -113,21 +122,23 @@ constexpr Rule kRules[] = {
      [](const Combination& c) {
        return absl::StrCat(c.shard(), " with ", c.transfer(),
                            ": HSDP has sharded the weights already, AllGather would shard them a "
-                           "second time; use --transfer rank-local, or --hsdp-shard 1");
+                           "second time; use --transfer rank-local, or HSDP shard size 1");
      }},
     {[](const Combination& c) { return c.hsdp() && c.parallel.dp > 1; },
      [](const Combination& c) {
-       return absl::StrCat(c.shard(), " with ", Shown("--dp", c.parallel.dp),
-                           ": HSDP shards within one replica only; use --dp 1, or --hsdp-shard 1");
+       return absl::StrCat(
+           c.shard(), " with ", Shown("--dp", c.parallel.dp),
+           ": HSDP shards within one replica only; use --dp 1, or HSDP shard size 1");
      }},
     {[](const Combination& c) { return c.hsdp() && c.parallel.tp > 1; },
      [](const Combination& c) {
-       return absl::StrCat(c.shard(), " with ", Shown("--tp", c.parallel.tp),
-                           ": tensor parallelism has split the weights already; use --tp 1, or "
-                           "--hsdp-shard 1");
+       return absl::StrCat(
+           c.shard(), " with ", Shown("--tp", c.parallel.tp),
+           ": tensor parallelism has split the weights already; use --tp 1, or HSDP "
+           "shard size 1");
      }},
     {[](const Combination& c) {
-       return c.settings.resident_layers > 0 && c.transfers(WeightTransfer::kAllGather);
+       return c.settings.resident_layers != 0 && c.transfers(WeightTransfer::kAllGather);
      },
      [](const Combination& c) {
        return absl::StrCat(c.resident(), " with ", c.transfer(),
@@ -140,14 +151,14 @@ constexpr Rule kRules[] = {
                            ": without streaming all blocks are on the device; use "
                            "--resident-layers 0, or --transfer rank-local");
      }},
-    {[](const Combination& c) { return c.settings.resident_layers < 0; },
+    {[](const Combination& c) { return c.settings.resident_layers < kResidentLayersAuto; },
      [](const Combination& c) {
        return absl::StrCat(c.resident(),
                            ": a number of blocks is at least 0; use "
                            "--resident-layers 0 to keep none");
      }},
     {[](const Combination& c) {
-       return c.settings.resident_layers > 0 && !c.settings.resident_path;
+       return c.settings.resident_layers != 0 && !c.settings.resident_path;
      },
      [](const Combination& c) {
        return absl::StrCat(c.resident(),
@@ -184,7 +195,7 @@ constexpr Rule kRules[] = {
      [](const Combination& c) {
        return absl::StrCat(kMapped, " with ", c.shard(),
                            ": HSDP keeps its own shards of the tensors; ", kMappedWayOut,
-                           ", or --hsdp-shard 1");
+                           ", or HSDP shard size 1");
      }},
     {[](const Combination& c) {
        return c.settings.checkpoint_mmap == SourceMode::kRequired && c.quantized();
@@ -209,7 +220,7 @@ constexpr Rule kRules[] = {
      [](const Combination& c) {
        return absl::StrCat("a required host weight runtime with ", c.shard(),
                            ": it keeps no artifacts of HSDP's shards; make it preferred, or use "
-                           "--hsdp-shard 1");
+                           "HSDP shard size 1");
      }},
     {[](const Combination& c) {
        return c.settings.host_weight_runtime == SourceMode::kRequired && c.quantized();
@@ -225,7 +236,7 @@ constexpr Rule kRules[] = {
      [](const Combination& c) {
        return absl::StrCat(Shown("--tp", c.parallel.tp), " does not divide the model's ",
                            c.settings.attention_heads,
-                           " attention heads; use a divisor of them, or --ulysses");
+                           " attention heads; use a divisor of them, or --sp");
      }},
     {[](const Combination& c) {
        const int heads = c.settings.attention_heads;
@@ -233,10 +244,11 @@ constexpr Rule kRules[] = {
               (heads / c.parallel.tp) % c.parallel.ulysses != 0;
      },
      [](const Combination& c) {
-       return absl::StrCat(Shown("--ulysses", c.parallel.ulysses), " with ",
-                           Shown("--tp", c.parallel.tp), " does not divide the ",
-                           c.settings.attention_heads / c.parallel.tp,
-                           " attention heads of a rank; use a divisor of them, or --ring");
+       return absl::StrCat(
+           Shown(UlyssesFlag(c.parallel), c.parallel.ulysses), " with ",
+           Shown("--tp", c.parallel.tp), " does not divide the ",
+           c.settings.attention_heads / c.parallel.tp,
+           " attention heads of a rank; use a divisor of them, or a ring for the rest");
      }},
     {[](const Combination& c) {
        return c.settings.guidance_branches > 0 && c.parallel.cfg > c.settings.guidance_branches;
@@ -298,6 +310,15 @@ absl::string_view WeightTransferName(WeightTransfer transfer) {
       return "rank-local";
   }
   return "?";
+}
+
+absl::StatusOr<WeightTransfer> ParseWeightTransfer(absl::string_view name) {
+  for (WeightTransfer transfer :
+       {WeightTransfer::kNone, WeightTransfer::kAllGather, WeightTransfer::kRankLocal}) {
+    if (WeightTransferName(transfer) == name) return transfer;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("transfer is \"", name, "\"; known: none, allgather, rank-local"));
 }
 
 absl::StatusOr<Topology> Topology::Create(const ParallelConfig& config) {

@@ -20,6 +20,7 @@
 #include "client/output_file.h"
 #include "client/rpc.h"
 #include "client/serving_status.h"
+#include "proto/build_id.h"
 
 namespace dlo {
 namespace {
@@ -143,7 +144,7 @@ void AddSubmit(CLI::App* command, SubmitOptions* options) {
       ->type_name("NAME");
   command->add_flag_function(
       "--validate-only", [options](int64_t) { options->request.set_validate_only(true); },
-      "Only checks the request and prints its settings");
+      "Only checks the request and prints its settings and a forecast");
   command->add_flag_function(
       "--trace", [options](int64_t) { options->request.set_trace(true); },
       "Records a timeline, for download --trace");
@@ -165,8 +166,8 @@ void AddList(CLI::App* command, ListOptions* options) {
               if (!state) {
                 throw CLI::ValidationError(
                     "--state",
-                    absl::StrCat("must be queued, encoding-text, denoising, decoding, succeeded, "
-                                 "failed or cancelled, got ",
+                    absl::StrCat("must be queued, admitted, encoding-text, denoising, decoding, "
+                                 "succeeded, failed or cancelled, got ",
                                  name));
               }
               options->states.push_back(*state);
@@ -207,6 +208,7 @@ int ReportCommandLine(const CLI::App& app, const CLI::ParseError& error, const C
 
 int RunClient(int argc, const char* const* argv, const Console& console, Interrupt& interrupt) {
   CLI::App app("Talks to dlo-serve over gRPC.", "dlo-client");
+  app.set_version_flag("--version", absl::StrCat("dlo-client ", BuildId()));
   app.require_subcommand(1);
   GenerateOptions generate{.endpoint = kDefaultEndpoint};
   SubmitOptions submit{.endpoint = kDefaultEndpoint};

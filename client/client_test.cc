@@ -22,15 +22,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/sha256.h"
 #include "client/test_folder.h"
+#include "client/test_run.h"
 #include "dlo/v1/video_generation.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
 #include "media/contact_sheet.h"
-#include "media/sha256.h"
 #include "media/video_writer.h"
+#include "proto/build_id.h"
 
 extern char** environ;
 
@@ -106,12 +108,6 @@ void SendBytes(Writer* writer, const std::string& bytes, int64_t chunk_bytes) {
   }
 }
 
-std::string Hash(const std::string& bytes) {
-  Sha256 hash;
-  hash.Update(bytes);
-  return hash.Finish();
-}
-
 void SendResult(Writer* writer, int64_t size_bytes, const std::string& sha256) {
   v1::GenerateEvent event;
   event.mutable_job()->set_state(v1::JOB_STATE_SUCCEEDED);
@@ -131,7 +127,7 @@ Handler Succeeds(const std::string& bytes) {
     for (int step = 1; step <= 4; ++step) SendStep(writer, step);
     SendJob(writer, v1::JOB_STATE_DECODING);
     SendBytes(writer, bytes, 1000);
-    SendResult(writer, bytes.size(), Hash(bytes));
+    SendResult(writer, bytes.size(), Sha256Of(bytes));
     return grpc::Status::OK;
   };
 }
@@ -146,12 +142,6 @@ Handler Fails(grpc::StatusCode code, const std::string& message,
     return grpc::Status(code, message, bytes);
   };
 }
-
-struct Ran {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
 
 class ClientTest : public ::testing::Test {
  protected:
@@ -172,20 +162,7 @@ class ClientTest : public ::testing::Test {
     ASSERT_NE(server_, nullptr);
   }
 
-  Ran Run(std::vector<std::string> args) {
-    args.insert(args.begin(), "dlo-client");
-    std::vector<const char*> argv;
-    argv.reserve(args.size());
-    for (const std::string& arg : args) argv.push_back(arg.c_str());
-    std::istringstream in(input_);
-    std::ostringstream out, err;
-    const Console console{.in = &in, .out = &out, .err = &err};
-    Ran ran;
-    ran.code = RunClient(static_cast<int>(argv.size()), argv.data(), console, interrupt_);
-    ran.out = out.str();
-    ran.err = err.str();
-    return ran;
-  }
+  Ran Run(const std::vector<std::string>& args) { return RunClientWith(args, input_, interrupt_); }
 
   Ran RunGenerate(const std::vector<std::string>& more = {}) {
     std::vector<std::string> args = {"generate", "--endpoint", endpoint_, "--prompt",
@@ -315,7 +292,7 @@ TEST_F(ClientTest, EveryFlagReachesItsField) {
   v1::GenerateRequest seen;
   Serve([&](grpc::ServerContext*, const v1::GenerateRequest& request, Writer* writer) {
     seen = request;
-    SendResult(writer, 0, Hash(""));
+    SendResult(writer, 0, Sha256Of(""));
     return grpc::Status::OK;
   });
   const Ran ran = Run({"generate",
@@ -368,7 +345,7 @@ TEST_F(ClientTest, WhatIsNotAskedForIsLeftToTheServer) {
   v1::GenerateRequest seen;
   Serve([&](grpc::ServerContext*, const v1::GenerateRequest& request, Writer* writer) {
     seen = request;
-    SendResult(writer, 0, Hash(""));
+    SendResult(writer, 0, Sha256Of(""));
     return grpc::Status::OK;
   });
   ASSERT_EQ(RunGenerate().code, 0);
@@ -380,7 +357,7 @@ TEST_F(ClientTest, DashReadsThePromptFromStandardInput) {
   std::string seen;
   Serve([&](grpc::ServerContext*, const v1::GenerateRequest& request, Writer* writer) {
     seen = request.prompt();
-    SendResult(writer, 0, Hash(""));
+    SendResult(writer, 0, Sha256Of(""));
     return grpc::Status::OK;
   });
   input_ = "a ball\nand a cube\n";
@@ -478,7 +455,7 @@ TEST_F(ClientTest, AFullQueueSaysWhenToComeBack) {
   google::rpc::RetryInfo retry;
   retry.mutable_retry_delay()->set_seconds(42);
   Serve(Fails(grpc::StatusCode::RESOURCE_EXHAUSTED, "64 requests wait", {&retry}));
-  ExpectFailure(RunGenerate(), 1, AllOf(HasSubstr("64 requests wait"), HasSubstr("retry in 42 s")));
+  ExpectFailure(RunGenerate(), 1, HasSubstr("the server is busy: 64 requests wait; retry in 42 s"));
 }
 
 TEST_F(ClientTest, ALostWorkerIsNotTakenForAMissingServer) {
@@ -507,7 +484,7 @@ TEST_F(ClientTest, DetailsThatAreNoDetailsAreIgnored) {
 TEST_F(ClientTest, BytesThatDoNotMatchTheirHashAreNoVideo) {
   Serve([](grpc::ServerContext*, const v1::GenerateRequest&, Writer* writer) {
     SendBytes(writer, "video", 5);
-    SendResult(writer, 5, Hash("other"));
+    SendResult(writer, 5, Sha256Of("other"));
     return grpc::Status::OK;
   });
   ExpectFailure(RunGenerate({"--quiet"}), 1, HasSubstr("SHA-256"));
@@ -516,7 +493,7 @@ TEST_F(ClientTest, BytesThatDoNotMatchTheirHashAreNoVideo) {
 TEST_F(ClientTest, MissingBytesAreNoVideo) {
   Serve([](grpc::ServerContext*, const v1::GenerateRequest&, Writer* writer) {
     SendBytes(writer, "vid", 5);
-    SendResult(writer, 5, Hash("vid"));
+    SendResult(writer, 5, Sha256Of("vid"));
     return grpc::Status::OK;
   });
   ExpectFailure(RunGenerate({"--quiet"}), 1, HasSubstr("3 of the 5 bytes"));
@@ -603,6 +580,12 @@ TEST_F(ClientTest, StatusWaitsForAServerToListenAndToBecomeReady) {
   starter.join();
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(ran.out, "SERVING\n");
+}
+
+TEST_F(ClientTest, TheVersionIsOneLine) {
+  const Ran ran = Run({"--version"});
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_EQ(ran.out, absl::StrCat("dlo-client ", BuildId(), "\n"));
 }
 
 TEST_F(ClientTest, StatusWaitCanBeInterrupted) {

@@ -17,9 +17,13 @@ namespace dlo {
 namespace {
 
 constexpr std::pair<v1::JobState, const char*> kStates[] = {
-    {v1::JOB_STATE_QUEUED, "queued"},       {v1::JOB_STATE_ENCODING_TEXT, "encoding text"},
-    {v1::JOB_STATE_DENOISING, "denoising"}, {v1::JOB_STATE_DECODING, "decoding"},
-    {v1::JOB_STATE_SUCCEEDED, "succeeded"}, {v1::JOB_STATE_FAILED, "failed"},
+    {v1::JOB_STATE_QUEUED, "queued"},
+    {v1::JOB_STATE_ADMITTED, "admitted"},
+    {v1::JOB_STATE_ENCODING_TEXT, "encoding text"},
+    {v1::JOB_STATE_DENOISING, "denoising"},
+    {v1::JOB_STATE_DECODING, "decoding"},
+    {v1::JOB_STATE_SUCCEEDED, "succeeded"},
+    {v1::JOB_STATE_FAILED, "failed"},
     {v1::JOB_STATE_CANCELLED, "cancelled"},
 };
 
@@ -113,6 +117,31 @@ std::string DescribeStreaming(const v1::Result& result) {
   return text;
 }
 
+std::string DescribeForecast(const v1::Forecast& forecast) {
+  std::string text = "forecast: ";
+  if (forecast.has_run_time()) {
+    absl::StrAppend(&text, HumanDuration(FromProto(forecast.run_time())), " (text ",
+                    HumanDuration(FromProto(forecast.times().text())), ", denoise ",
+                    HumanDuration(FromProto(forecast.times().denoise())), ", decode ",
+                    HumanDuration(FromProto(forecast.times().decode())), ")");
+  } else {
+    absl::StrAppend(&text, "time not known, as no request has run yet");
+  }
+  absl::StrAppendFormat(
+      &text, ", %.3g TFLOP",
+      (forecast.text_flops() + forecast.denoise_flops() + forecast.decode_flops()) / 1e12);
+  absl::StrAppend(&text, ", transfer ", OneLine(forecast.transfer()));
+  if (forecast.bus_bytes() > 0) {
+    absl::StrAppend(&text, ", ", HumanBytes(forecast.bus_bytes()), " over the bus of each rank");
+  }
+  std::vector<std::string> runs;
+  for (const v1::PlanRun& run : forecast.plan()) {
+    runs.push_back(
+        absl::StrCat(OneLine(run.component()), " ", run.num_blocks(), " blocks x ", run.passes()));
+  }
+  return absl::StrCat(text, "\nplan: ", absl::StrJoin(runs, ", then "));
+}
+
 std::string DescribeState(const v1::Job& job) {
   std::string text = StateName(job.state());
   if (job.state() == v1::JOB_STATE_QUEUED && job.progress().queue_position() > 0) {
@@ -160,7 +189,10 @@ void JobProgress::TakeJob(const v1::Job& job) {
     bar_.Note(DescribeSettings(job.settings()));
     settings_noted_ = true;
   }
-  if (job.state() >= v1::JOB_STATE_SUCCEEDED) return;
+  if (job.state() == v1::JOB_STATE_SUCCEEDED || job.state() == v1::JOB_STATE_FAILED ||
+      job.state() == v1::JOB_STATE_CANCELLED) {
+    return;
+  }
   state_ = {.stage = StateName(job.state())};
   denoising_ = job.state() == v1::JOB_STATE_DENOISING;
   if (denoising_) state_.num_steps = job.settings().num_inference_steps();

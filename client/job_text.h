@@ -29,6 +29,9 @@ std::string DescribeTimes(const v1::StageTimes& times);
 // all ranks that told; empty if none streamed. The share is that of the worst stage.
 std::string DescribeStreaming(const v1::Result& result);
 
+// Two lines: time, operations and bytes; the passes over the blocks.
+std::string DescribeForecast(const v1::Forecast& forecast);
+
 // "denoising 3/30", "queued, position 2", "failed: no memory (OUT_OF_MEMORY)".
 std::string DescribeState(const v1::Job& job);
 

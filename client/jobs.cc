@@ -95,14 +95,27 @@ grpc::Status DownloadOn(Stub& stub, const std::string& id, Interrupt& interrupt,
   return reader->Finish();
 }
 
+// Leaves what was received for the next download; `why` it broke off.
+absl::Status KeptFor(OutputFile& file, const absl::Status& why) {
+  if (file.size_bytes() == 0) return why;
+  const std::string kept =
+      absl::StrCat(" (", HumanBytes(file.size_bytes()), " are kept in ", file.temporary().string(),
+                   "; the same command goes on there)");
+  file.Keep();
+  return absl::Status(why.code(), absl::StrCat(why.message(), kept));
+}
+
 }  // namespace
 
 absl::Status SubmitJob(const SubmitOptions& options, const Console& console, Interrupt& interrupt) {
   v1::Job job;
   RETURN_IF_ERROR(Call(options.endpoint, interrupt, &Stub::SubmitJob, options.request, &job));
-  *console.out << (options.request.validate_only() ? DescribeSettings(job.settings())
-                                                   : OneLine(job.id()))
-               << std::endl;
+  if (options.request.validate_only()) {
+    *console.out << DescribeSettings(job.settings()) << "\n"
+                 << DescribeForecast(job.forecast()) << std::endl;
+  } else {
+    *console.out << OneLine(job.id()) << std::endl;
+  }
   return absl::OkStatus();
 }
 
@@ -172,7 +185,8 @@ absl::Status DownloadResult(const JobOptions& options, const Console& console,
                                                    ": the job's result is ",
                                                    OneLine(job.result().media_type())));
   }
-  ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(options.output));
+  ASSIGN_OR_RETURN(OutputFile file, OutputFile::Resume(options.output, job.result().sha256(),
+                                                       job.result().size_bytes()));
   std::optional<OutputFile> timeline;
   if (!options.timeline.empty()) {
     ASSIGN_OR_RETURN(OutputFile created, OutputFile::Create(options.timeline));
@@ -185,12 +199,13 @@ absl::Status DownloadResult(const JobOptions& options, const Console& console,
     const int64_t before = file.size_bytes();
     absl::Status ours;
     const grpc::Status status = DownloadOn(*stub, options.id, interrupt, file, progress, &ours);
-    RETURN_IF_ERROR(ours);
+    if (absl::IsDataLoss(ours)) return ours;
+    if (!ours.ok()) return KeptFor(file, ours);
     if (status.ok()) break;
-    if (interrupt.signal() != 0) return absl::CancelledError("interrupted");
+    if (interrupt.signal() != 0) return KeptFor(file, absl::CancelledError("interrupted"));
     broken_calls = file.size_bytes() > before ? 1 : broken_calls + 1;
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE || broken_calls >= kBrokenCallsMax) {
-      return DescribeError(status, {.endpoint = options.endpoint, .answered = true});
+      return KeptFor(file, DescribeError(status, {.endpoint = options.endpoint, .answered = true}));
     }
     interrupt.WaitFor(kRetryDelay);
   }

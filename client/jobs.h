@@ -35,7 +35,7 @@ struct ListOptions {
   int limit = 50;                    // jobs at most; 0: all
 };
 
-// Prints the job's id; with validate_only the resolved settings.
+// Prints the job's id; with validate_only the resolved settings and the forecast.
 absl::Status SubmitJob(const SubmitOptions& options, const Console& console, Interrupt& interrupt);
 
 absl::Status GetJob(const JobOptions& options, const Console& console, Interrupt& interrupt);
@@ -47,7 +47,8 @@ absl::Status ListJobs(const ListOptions& options, const Console& console, Interr
 absl::Status WatchJob(const JobOptions& options, const Console& console, Interrupt& interrupt);
 
 // Returns when the file is in place under its name, after printing its path. A download that breaks
-// off goes on where it was.
+// off goes on where it was, also in another process: what it received is kept in a hidden file
+// beside the output, whose name the error tells.
 absl::Status DownloadResult(const JobOptions& options, const Console& console,
                             Interrupt& interrupt);
 

@@ -14,12 +14,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/sha256.h"
 #include "client/client.h"
+#include "client/progress_bar.h"
 #include "client/test_folder.h"
+#include "client/test_run.h"
 #include "dlo/v1/video_generation.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "media/sha256.h"
 
 namespace dlo {
 namespace {
@@ -29,12 +31,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kDeadline = absl::Seconds(20);
-
-std::string Hash(const std::string& bytes) {
-  Sha256 hash;
-  hash.Update(bytes);
-  return hash.Finish();
-}
 
 v1::Job NewJob(const std::string& id, v1::JobState state) {
   v1::Job job;
@@ -62,6 +58,7 @@ class FakeJobs : public v1::VideoGeneration::Service {
     submitted = *request;
     *job =
         NewJob(request->request_id().empty() ? "new" : request->request_id(), v1::JOB_STATE_QUEUED);
+    if (request->validate_only()) *job->mutable_forecast() = forecast;
     return grpc::Status::OK;
   }
   grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
@@ -116,7 +113,7 @@ class FakeJobs : public v1::VideoGeneration::Service {
     for (int64_t offset = request->offset(); offset < size; offset += 10) {
       if (breaks > 0 && offset >= request->offset() + 20) {
         --breaks;
-        return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone for a moment");
+        return grpc::Status(broken, "gone for a moment");
       }
       chunk.set_offset(offset);
       chunk.set_data(video.substr(offset, 10));
@@ -140,7 +137,9 @@ class FakeJobs : public v1::VideoGeneration::Service {
 
   std::map<std::string, v1::Job> jobs;
   std::string video;
-  int breaks = 0;  // downloads that still break off
+  int breaks = 0;                                           // downloads that still break off
+  grpc::StatusCode broken = grpc::StatusCode::UNAVAILABLE;  // how a call breaks
+  v1::Forecast forecast;
   v1::GenerateRequest submitted;
   std::vector<v1::ListJobsRequest> list_requests;
   std::vector<int64_t> offsets;
@@ -157,19 +156,13 @@ class FakeJobs : public v1::VideoGeneration::Service {
   }
 };
 
-struct Ran {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
 class JobCommandsTest : public ::testing::Test {
  protected:
   JobCommandsTest() {
     service_.video = std::string(95, 'v');
     v1::Job done = NewJob("done", v1::JOB_STATE_SUCCEEDED);
     done.mutable_result()->set_size_bytes(95);
-    done.mutable_result()->set_sha256(Hash(service_.video));
+    done.mutable_result()->set_sha256(Sha256Of(service_.video));
     done.mutable_result()->set_media_type("video/mp4");
     done.mutable_result()->mutable_times()->mutable_denoise()->set_seconds(2);
     v1::Job failed = NewJob("failed", v1::JOB_STATE_FAILED);
@@ -187,18 +180,8 @@ class JobCommandsTest : public ::testing::Test {
   ~JobCommandsTest() override { server_->Shutdown(absl::ToChronoTime(absl::Now())); }
 
   Ran Run(std::vector<std::string> args) {
-    args.insert(args.begin(), "dlo-client");
-    if (args.size() > 1) args.insert(args.begin() + 2, {"--endpoint", endpoint_});
-    std::vector<const char*> argv;
-    for (const std::string& arg : args) argv.push_back(arg.c_str());
-    std::istringstream in("from standard input\n");
-    std::ostringstream out, err;
-    const Console console{.in = &in, .out = &out, .err = &err};
-    Ran ran;
-    ran.code = RunClient(static_cast<int>(argv.size()), argv.data(), console, interrupt_);
-    ran.out = out.str();
-    ran.err = err.str();
-    return ran;
+    args.insert(args.begin() + 1, {"--endpoint", endpoint_});
+    return RunClientWith(args, "from standard input\n", interrupt_);
   }
 
   TestFolder files_;
@@ -220,10 +203,42 @@ TEST_F(JobCommandsTest, SubmitSendsTheRequestAndPrintsTheId) {
   EXPECT_EQ(service_.submitted.output_format(), v1::OUTPUT_FORMAT_SAFETENSORS);
   EXPECT_FALSE(service_.submitted.validate_only());
 
+  service_.forecast.set_transfer("none");
   ran = Run({"submit", "--prompt", "-", "--validate-only"});
-  EXPECT_EQ(ran.out, "32 x 32, 5 frames at 16 fps, 4 steps, guidance 5, shift 3, unipc, seed 7\n");
+  EXPECT_EQ(ran.out,
+            "32 x 32, 5 frames at 16 fps, 4 steps, guidance 5, shift 3, unipc, seed 7\n"
+            "forecast: time not known, as no request has run yet, 0 TFLOP, transfer none\n"
+            "plan: \n");
   EXPECT_EQ(service_.submitted.prompt(), "from standard input");
   EXPECT_TRUE(service_.submitted.validate_only());
+}
+
+TEST_F(JobCommandsTest, ValidateOnlyPrintsTheForecast) {
+  v1::Forecast& forecast = service_.forecast;
+  forecast.mutable_run_time()->set_seconds(62);
+  forecast.mutable_times()->mutable_text()->set_seconds(1);
+  forecast.mutable_times()->mutable_denoise()->set_seconds(58);
+  forecast.mutable_times()->mutable_decode()->set_seconds(3);
+  forecast.set_transfer("rank-local");
+  forecast.set_bus_bytes(3'000'000);
+  forecast.set_text_flops(1e9);
+  forecast.set_denoise_flops(3.5e12);
+  for (const auto& [component, passes] : {std::pair{"text_encoder", 2}, {"transformer", 4}}) {
+    v1::PlanRun* run = forecast.add_plan();
+    run->set_component(component);
+    run->set_num_blocks(30);
+    run->set_passes(passes);
+  }
+  const Ran ran = Run({"submit", "--prompt", "x", "--validate-only"});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr(absl::StrCat(
+                           "\nforecast: ", HumanDuration(absl::Seconds(62)), " (text ",
+                           HumanDuration(absl::Seconds(1)), ", denoise ",
+                           HumanDuration(absl::Seconds(58)), ", decode ",
+                           HumanDuration(absl::Seconds(3)), "), 3.5 TFLOP, transfer rank-local, ",
+                           HumanBytes(3'000'000), " over the bus of each rank\n")));
+  EXPECT_THAT(ran.out,
+              HasSubstr("plan: text_encoder 30 blocks x 2, then transformer 30 blocks x 4\n"));
 }
 
 TEST_F(JobCommandsTest, GetPrintsWhatIsKnown) {
@@ -233,7 +248,7 @@ TEST_F(JobCommandsTest, GetPrintsWhatIsKnown) {
             absl::StrCat("id: done\nstate: succeeded\nsettings: 32 x 32, 5 frames at 16 fps, 4 "
                          "steps, guidance 5, shift 3, unipc, seed 7\ncreated: "
                          "2027-01-15T08:00:00Z\nresult: video/mp4, 95 B\nsha256: ",
-                         Hash(service_.video),
+                         Sha256Of(service_.video),
                          "\ntimes: 2.00 s (queue 0.00 s, text 0.00 s, denoise 2.00 s, decode 0.00 "
                          "s, encode 0.00 s)\n"));
   EXPECT_THAT(Run({"get", "failed"}).out, HasSubstr("failed: no memory [2J (OUT_OF_MEMORY)\n"));
@@ -293,6 +308,23 @@ TEST_F(JobCommandsTest, ATimelineIsAskedForAtSubmissionAndFetchedWithTheVideo) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(ran.out, video + "\n" + timeline + "\n");
   EXPECT_THAT(files_.names(), ::testing::UnorderedElementsAre("a.mp4", "a.json"));
+}
+
+TEST_F(JobCommandsTest, TheNextDownloadGoesOnWhereABrokenOneEnded) {
+  service_.breaks = 1;
+  service_.broken = grpc::StatusCode::INTERNAL;
+  const std::string path = files_ / "a.mp4";
+  Ran ran = Run({"download", "done", "-o", path});
+  EXPECT_EQ(ran.code, 1);
+  ASSERT_EQ(files_.names().size(), 1u);
+  EXPECT_THAT(ran.err, HasSubstr(absl::StrCat("20 B are kept in ",
+                                              (files_ / *files_.names().begin()).string(),
+                                              "; the same command goes on there")));
+  ran = Run({"download", "done", "-o", path});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(service_.offsets, ElementsAre(0, 20));
+  EXPECT_EQ(TestFolder::Read(path), service_.video);
+  EXPECT_THAT(files_.names(), ElementsAre("a.mp4"));
 }
 
 TEST_F(JobCommandsTest, ADownloadThatGoesWrongLeavesNoFile) {

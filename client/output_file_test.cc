@@ -18,17 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string Hash(const std::string& bytes) {
-  Sha256 hash;
-  hash.Update(bytes);
-  return hash.Finish();
-}
-
-TEST(Sha256Test, PublishedValues) {
-  EXPECT_EQ(Hash(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  EXPECT_EQ(Hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-}
-
 TEST(FormatOfPathTest, FollowsTheEndingInAnyCase) {
   EXPECT_EQ(*FormatOfPath("a.mp4"), VideoFormat::kMp4);
   EXPECT_EQ(*FormatOfPath("some.folder/a.b.PNG"), VideoFormat::kPngSheet);
@@ -54,7 +43,7 @@ TEST(OutputFileTest, AppearsOnCommitAndReplaces) {
   ASSERT_TRUE(moved.Write("two").ok());
   EXPECT_EQ(moved.size_bytes(), 7);
   EXPECT_EQ(TestFolder::Read(folder / "a.mp4"), "old");
-  ASSERT_TRUE(moved.Commit(Hash("one two")).ok());
+  ASSERT_TRUE(moved.Commit(Sha256Of("one two")).ok());
   EXPECT_EQ(TestFolder::Read(folder / "a.mp4"), "one two");
   EXPECT_THAT(folder.names(), ElementsAre("a.mp4"));
 }
@@ -66,7 +55,7 @@ TEST(OutputFileTest, AWrongHashLeavesTheOldFile) {
     absl::StatusOr<OutputFile> file = OutputFile::Create(folder / "a.mp4");
     ASSERT_TRUE(file.ok()) << file.status();
     ASSERT_TRUE(file->Write("new").ok());
-    EXPECT_EQ(file->Commit(Hash("other")).code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(file->Commit(Sha256Of("other")).code(), absl::StatusCode::kDataLoss);
   }
   EXPECT_EQ(TestFolder::Read(folder / "a.mp4"), "old");
   EXPECT_THAT(folder.names(), ElementsAre("a.mp4"));
@@ -83,13 +72,45 @@ TEST(OutputFileTest, AbandonedItLeavesNothing) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
+TEST(OutputFileTest, ResumesWhatWasKeptOfTheSameContentAndOfNoOther) {
+  TestFolder folder;
+  const std::string hash = Sha256Of("one two"), other = Sha256Of("other");
+  {
+    absl::StatusOr<OutputFile> file = OutputFile::Resume(folder / "a.mp4", hash, 7);
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(file->Write("one ").ok());
+    file->Keep();
+  }
+  EXPECT_EQ(folder.names().size(), 1u);
+  EXPECT_EQ(OutputFile::Resume(folder / "a.mp4", other, 7)->size_bytes(), 0);
+  EXPECT_EQ(OutputFile::Resume(folder / "b.mp4", hash, 7)->size_bytes(), 0);
+  absl::StatusOr<OutputFile> file = OutputFile::Resume(folder / "a.mp4", hash, 7);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->size_bytes(), 4);
+  ASSERT_TRUE(file->Write("two").ok());
+  ASSERT_TRUE(file->Commit(hash).ok());
+  EXPECT_EQ(TestFolder::Read(folder / "a.mp4"), "one two");
+  EXPECT_THAT(folder.names(), ElementsAre("a.mp4"));
+}
+
+TEST(OutputFileTest, MoreThanThereIsToReceiveIsDropped) {
+  TestFolder folder;
+  {
+    absl::StatusOr<OutputFile> file = OutputFile::Resume(folder / "a.mp4", "ab/../cd", 9);
+    ASSERT_TRUE(file->Write("123456789").ok());
+    EXPECT_EQ(file->temporary(), folder / ".a.mp4.abcd.partial");
+    file->Keep();
+  }
+  EXPECT_EQ(OutputFile::Resume(folder / "a.mp4", "ab/../cd", 8)->size_bytes(), 0);
+}
+
 TEST(OutputFileTest, HasTheModeThatOpenWouldGive) {
   TestFolder folder;
   const mode_t mask = umask(027);
   absl::StatusOr<OutputFile> file = OutputFile::Create(folder / "a.mp4");
   umask(mask);
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE(file->Commit(Hash("")).ok());
+  ASSERT_TRUE(file->Commit(Sha256Of("")).ok());
   struct stat info{};
   ASSERT_EQ(stat((folder / "a.mp4").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640);

@@ -1,8 +1,9 @@
 // How far a request is: a line redrawn in place on a terminal, plain lines elsewhere.
 //
 //   ProgressBar bar(console);
-//   bar.Update({.stage = "denoising", .step = 12, .num_steps = 30, .step_time =
-//   absl::Milliseconds(1320)}); bar.Clear();
+//   bar.Update({.stage = "denoising", .step = 12, .num_steps = 30,
+//               .step_time = absl::Milliseconds(1320)});
+//   bar.Clear();
 //
 // One thread at a time.
 #pragma once

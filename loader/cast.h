@@ -1,7 +1,8 @@
 // Element casts between checkpoint dtypes and run dtypes.
 //
-//   if (CanCast(DType::kF32, DType::kBF16)) CastElements(DType::kF32, source, DType::kBF16,
-//   destination, count);
+//   if (CanCast(DType::kF32, DType::kBF16)) {
+//     CastElements(DType::kF32, source, DType::kBF16, destination, count);
+//   }
 //
 // Between F32, F16 and BF16, and from F64 to these: round to nearest even, subnormals kept,
 // overflow to infinity, NaN stays NaN. As in torch, every cast to 16 bits goes through F32 (so F64

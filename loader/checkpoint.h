@@ -2,8 +2,9 @@
 // by an index.
 //
 //   ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(root / "transformer"));
-//   if (auto source = checkpoint.Find("patch_embedding.weight")) Use(source->dtype, source->shape,
-//   source->data);
+//   if (auto source = checkpoint.Find("patch_embedding.weight")) {
+//     Use(source->dtype, source->shape, source->data);
+//   }
 //
 // The folder holds diffusion_pytorch_model.safetensors or model.safetensors, or one of these names
 // with ".index.json" appended (then `weight_map` names a shard of any name inside the folder for

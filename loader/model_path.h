@@ -1,7 +1,7 @@
 // Where a model's files lie: `model.path` of the configuration is a folder or a Hugging Face id.
 //
 //   ASSIGN_OR_RETURN(std::filesystem::path root,
-//   ResolveModelPath("Wan-AI/Wan2.1-T2V-1.3B-Diffusers"));
+//                    ResolveModelPath("Wan-AI/Wan2.1-T2V-1.3B-Diffusers"));
 //
 // An existing folder is returned as it is. Otherwise `org/name` or `org/name@revision` (a branch,
 // tag or commit; default "main") resolves to its snapshot in the local Hugging Face cache:

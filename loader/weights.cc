@@ -89,6 +89,7 @@ absl::StatusOr<std::vector<Transfer>> PlanTransfers(const Checkpoint& checkpoint
   }
   for (const std::string& name : checkpoint.names()) {
     const bool ignored =
+        options.partial ||
         std::any_of(options.ignore_unexpected.begin(), options.ignore_unexpected.end(),
                     [&name](const std::string& part) { return absl::StrContains(name, part); });
     if (claimed.count(name) == 0 && !ignored) {

@@ -30,6 +30,8 @@ struct LoadOptions {
   // A tensor of the checkpoint that no spec asks for is passed over if its name contains one of
   // these.
   std::vector<std::string> ignore_unexpected;
+  // The specs are part of a model: names that none of them asks for are passed over.
+  bool partial = false;
   int threads = 0;  // 0: as many as the process may use cores
 };
 

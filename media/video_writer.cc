@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "media/frame_encoder.h"
-#include "media/sha256.h"
 
 namespace dlo {
 namespace {

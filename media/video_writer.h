@@ -1,8 +1,8 @@
 // Encodes a video while its frames are still being decoded.
 //
-//   ASSIGN_OR_RETURN(auto writer, VideoWriter::Create({.format = VideoFormat::kMp4, .width = 832,
-//   .height = 480,
-//                                                      .num_frames = 81, .fps = 16}));
+//   ASSIGN_OR_RETURN(auto writer,
+//                    VideoWriter::Create({.format = VideoFormat::kMp4, .width = 832, .height = 480,
+//                                         .num_frames = 81, .fps = 16}));
 //   RETURN_IF_ERROR(writer->Append(frames.rgb));  // as often as frames arrive
 //   ASSIGN_OR_RETURN(EncodedVideo video, writer->Finish());
 //
@@ -15,11 +15,12 @@
 // the number of cores.
 //
 //   kMp4          H.264 in MP4, yuv420p, BT.709 limited range, index in front (faststart);
-//   uint8(value * 255) truncated, as
-//                 export_to_video of diffusers 0.42 does. Width and height are even.
+//                 uint8(value * 255) truncated, as export_to_video of diffusers 0.42 does. Width
+//                 and height are even.
 //   kPngSheet     Frames side by side, see media/contact_sheet.h; round(value * 255), as diffusers'
-//   PIL output. kSafetensors  Tensor `video`, float32 [frames, height, width, 3]: the values
-//   appended, bit for bit.
+//                 PIL output.
+//   kSafetensors  Tensor `video`, float32 [frames, height, width, 3]: the values appended, bit for
+//                 bit.
 #pragma once
 
 #include <memory>

@@ -17,12 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "loader/safetensors.h"
 #include "media/contact_sheet.h"
 #include "media/frame_encoder.h"
-#include "media/sha256.h"
 #include "media/video_reader.h"
 
 namespace dlo {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -10,6 +11,8 @@
 
 namespace dlo {
 namespace {
+
+using Kind = WeightPlacement::Kind;
 
 at::Tensor View(const BlockLayout::Tensor& tensor, std::byte* base, at::Device device) {
   return at::from_blob(base + tensor.offset, tensor.spec.shape,
@@ -28,80 +31,182 @@ std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
   return layouts;
 }
 
+// Reads one shard of a block: the tensors that reach into it go to `scratch`, which has room for
+// the block, and their bytes of the shard to `to`. What lies past the block's end is zero.
+absl::Status LoadShard(const Checkpoint& checkpoint, const BlockLayout& layout,
+                       const WeightPlacement& placement, const LoadOptions& partial,
+                       std::byte* scratch, std::byte* to) {
+  const int64_t bytes = layout.shard_bytes(placement.shards);
+  const int64_t begin = placement.shard * bytes;
+  const int64_t end = std::min(begin + bytes, layout.total_bytes());
+  std::vector<TensorSpec> specs;
+  std::vector<std::byte*> destinations;
+  for (const BlockLayout::Tensor& tensor : layout.tensors()) {
+    if (tensor.offset >= end || tensor.offset + tensor.spec.bytes() <= begin) continue;
+    specs.push_back(tensor.spec);
+    destinations.push_back(scratch + tensor.offset);
+  }
+  RETURN_IF_ERROR(LoadTensors(checkpoint, specs, destinations, partial));
+  const int64_t held = std::max<int64_t>(0, end - begin);
+  if (held > 0) std::memcpy(to, scratch + begin, held);
+  std::memset(to + held, 0, bytes - held);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+ComponentWeights::ComponentWeights(Device& device, const WeightPlacement& placement)
+    : device_(&device), torch_device_(TorchDevice(device)), placement_(placement) {}
+
+int64_t ComponentWeights::HostBlockBytes(absl::Span<const TensorSpec> specs,
+                                         const WeightPlacement& placement) {
+  if (placement.kind == Kind::kResident) return 0;
+  const std::vector<BlockLayout> layouts = Layouts(specs);
+  int64_t bytes = 0;
+  for (size_t i = 1; i < layouts.size(); ++i) bytes += layouts[i].shard_bytes(placement.shards);
+  return bytes;
+}
 
 absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkpoint,
                                                         absl::Span<const TensorSpec> specs,
                                                         Device& device, const LoadOptions& options,
-                                                        BlockPlacement placement) {
-  std::vector<BlockLayout> layouts = Layouts(specs);
-  const auto streamed = [placement](size_t i) {
-    return i > 0 && placement == BlockPlacement::kStreamed;
-  };
+                                                        const WeightPlacement& placement) {
+  // The whole list at once, before any of it is read in parts.
+  RETURN_IF_ERROR(CheckTensors(checkpoint, specs, options));
+  LoadOptions partial = options;
+  partial.partial = true;
 
+  std::vector<BlockLayout> layouts = Layouts(specs);
+  const auto sharded = [&](size_t i) { return i > 0 && placement.shards > 1; };
   // Everything is read into host memory: where it stays, the CPU device's own, or on its way to
   // another device.
+  const bool resident = placement.kind == Kind::kResident;
+  const bool straight = resident && device.kind() == DeviceKind::kCpu;
   std::vector<std::unique_ptr<HostBuffer>> host(layouts.size());
   std::vector<DeviceBuffer> buffers(layouts.size());
-  std::vector<TensorSpec> ordered;
+  std::vector<TensorSpec> whole;
   std::vector<std::byte*> destinations;
+  int64_t scratch_bytes = 0;
   for (size_t i = 0; i < layouts.size(); ++i) {
-    const int64_t bytes = layouts[i].total_bytes();
-    if (!streamed(i)) {
-      ASSIGN_OR_RETURN(buffers[i], device.Allocate(bytes));
+    if (resident) {
+      ASSIGN_OR_RETURN(buffers[i], device.Allocate(layouts[i].total_bytes()));
     }
-    if (streamed(i) || device.kind() != DeviceKind::kCpu) {
-      ASSIGN_OR_RETURN(host[i], device.AllocateHost(bytes));
+    if (!straight) {
+      ASSIGN_OR_RETURN(host[i],
+                       device.AllocateHost(sharded(i) ? layouts[i].shard_bytes(placement.shards)
+                                                      : layouts[i].total_bytes()));
     }
-    std::byte* base = host[i] != nullptr ? host[i]->data() : buffers[i].data();
+    if (sharded(i)) {
+      scratch_bytes = std::max(scratch_bytes, layouts[i].total_bytes());
+      continue;
+    }
+    std::byte* base = straight ? buffers[i].data() : host[i]->data();
     for (const BlockLayout::Tensor& tensor : layouts[i].tensors()) {
-      ordered.push_back(tensor.spec);
+      whole.push_back(tensor.spec);
       destinations.push_back(base + tensor.offset);
     }
   }
-  RETURN_IF_ERROR(LoadTensors(checkpoint, ordered, destinations, options));
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    if (host[i] == nullptr || streamed(i)) continue;
-    RETURN_IF_ERROR(
-        device.CopyFromHost(buffers[i].data(), host[i]->data(), layouts[i].total_bytes()));
-    host[i].reset();
-  }
-
-  ComponentWeights weights(TorchDevice(device));
-  for (const BlockLayout::Tensor& tensor : layouts[0].tensors()) {
-    weights.tensors_[tensor.spec.name] = View(tensor, buffers[0].data(), weights.device_);
-  }
-  weights.outside_ = std::move(buffers[0]);
-  std::vector<ResidentRing::Block> blocks;
-  for (size_t i = 1; i < layouts.size(); ++i) {
-    if (streamed(i)) {
-      weights.host_.push_back({std::move(layouts[i]), std::move(host[i])});
-    } else {
-      blocks.push_back({std::move(layouts[i]), std::move(buffers[i])});
+  RETURN_IF_ERROR(LoadTensors(checkpoint, whole, destinations, partial));
+  if (scratch_bytes > 0) {
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(scratch_bytes);
+    for (size_t i = 1; i < layouts.size(); ++i) {
+      RETURN_IF_ERROR(
+          LoadShard(checkpoint, layouts[i], placement, partial, scratch.get(), host[i]->data()));
     }
   }
-  if (placement == BlockPlacement::kResident) {
-    weights.ring_ = std::make_unique<ResidentRing>(std::move(blocks));
+
+  ComponentWeights weights(device, placement);
+  weights.outside_ = {std::move(layouts[0]), std::move(host[0])};
+  for (size_t i = 1; i < layouts.size(); ++i) {
+    weights.blocks_.push_back({std::move(layouts[i]), std::move(host[i])});
   }
+  if (!resident) return weights;
+
+  std::vector<ResidentRing::Block> blocks;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    Part& part = i == 0 ? weights.outside_ : weights.blocks_[i - 1];
+    if (!straight) {
+      RETURN_IF_ERROR(
+          device.CopyFromHost(buffers[i].data(), part.host->data(), buffers[i].bytes()));
+      part.host.reset();
+    }
+    if (i > 0) blocks.push_back({std::move(part.layout), std::move(buffers[i])});
+  }
+  weights.SetOutside(std::move(buffers[0]));
+  weights.blocks_.clear();
+  weights.ring_ = std::make_unique<ResidentRing>(std::move(blocks));
   return weights;
+}
+
+absl::StatusOr<DeviceBuffer> ComponentWeights::CopyToDevice(Device& device, const Part& part) {
+  const int64_t bytes = part.layout.total_bytes();
+  ASSIGN_OR_RETURN(DeviceBuffer buffer, device.Allocate(bytes));
+  RETURN_IF_ERROR(device.CopyFromHost(buffer.data(), part.host->data(), bytes));
+  return buffer;
+}
+
+void ComponentWeights::SetOutside(DeviceBuffer buffer) {
+  outside_on_device_ = std::move(buffer);
+  for (const BlockLayout::Tensor& tensor : outside_.layout.tensors()) {
+    tensors_[tensor.spec.name] = View(tensor, outside_on_device_.data(), torch_device_);
+  }
+}
+
+absl::Status ComponentWeights::BringIn() {
+  if (placement_.kind == Kind::kResident || in_) return absl::OkStatus();
+  ASSIGN_OR_RETURN(DeviceBuffer outside, CopyToDevice(*device_, outside_));
+  // Without a streamer's slots, all blocks.
+  const size_t num_resident = placement_.kind == Kind::kStaged
+                                  ? blocks_.size()
+                                  : static_cast<size_t>(placement_.resident_blocks);
+  std::vector<ResidentRing::Block> resident;
+  for (size_t i = 0; i < num_resident; ++i) {
+    ASSIGN_OR_RETURN(DeviceBuffer block, CopyToDevice(*device_, blocks_[i]));
+    resident.push_back({blocks_[i].layout, std::move(block)});
+  }
+  in_ = true;
+  SetOutside(std::move(outside));
+  if (placement_.kind == Kind::kStaged) {
+    ring_ = std::make_unique<ResidentRing>(std::move(resident));
+  } else if (partly_ != nullptr) {
+    partly_->SetResident(std::move(resident));
+  }
+  return absl::OkStatus();
+}
+
+void ComponentWeights::PutOut() {
+  if (placement_.kind == Kind::kResident) return;
+  in_ = false;
+  tensors_.clear();
+  outside_on_device_ = DeviceBuffer();
+  if (placement_.kind == Kind::kStaged) {
+    ring_.reset();
+  } else if (partly_ != nullptr) {
+    partly_->SetResident({});
+  }
 }
 
 std::vector<HostBlock> ComponentWeights::host_blocks() const {
   std::vector<HostBlock> blocks;
-  blocks.reserve(host_.size());
-  for (const HostResident& block : host_) {
-    blocks.push_back({.layout = block.layout, .bytes = block.weights->data()});
+  for (size_t i = placement_.resident_blocks; i < blocks_.size(); ++i) {
+    blocks.push_back({.layout = blocks_[i].layout, .bytes = blocks_[i].host->data()});
   }
   return blocks;
 }
 
 void ComponentWeights::StreamFrom(BlockStreamer& streamer, int ring) {
-  ring_ = std::make_unique<StreamingRing>(streamer, ring, static_cast<int64_t>(host_.size()));
+  const int64_t num_streamed = static_cast<int64_t>(blocks_.size()) - placement_.resident_blocks;
+  ring_ = std::make_unique<StreamingRing>(streamer, ring, num_streamed);
+  if (placement_.resident_blocks == 0) return;
+  auto partly = std::make_unique<PartlyResidentRing>(placement_.resident_blocks, std::move(ring_));
+  partly_ = partly.get();
+  ring_ = std::move(partly);
 }
 
 const at::Tensor& ComponentWeights::tensor(const std::string& name) const {
   const auto found = tensors_.find(name);
-  TORCH_CHECK(found != tensors_.end(), "no tensor ", name, " outside the blocks");
+  TORCH_CHECK(found != tensors_.end(), "no tensor ", name,
+              " outside the blocks, or not brought in");
   return found->second;
 }
 

@@ -1,12 +1,17 @@
 // The weights of one component on a device: a ring of blocks and, by name, the tensors outside it.
 //
-//   ASSIGN_OR_RETURN(ComponentWeights weights, ComponentWeights::Load(checkpoint, specs, *device));
-//   at::Tensor bias = weights.tensor("proj_out.bias");
-//   ASSIGN_OR_RETURN(BlockLease lease, weights.ring().Acquire());
-//   std::vector<at::Tensor> views = BlockViews(lease, weights.device());
+//     ASSIGN_OR_RETURN(ComponentWeights weights, ComponentWeights::Load(checkpoint, specs,
+//     *device)); RETURN_IF_ERROR(weights.BringIn()); at::Tensor bias =
+//     weights.tensor("proj_out.bias"); ASSIGN_OR_RETURN(BlockLease lease,
+//     weights.ring().Acquire()); std::vector<at::Tensor> views = BlockViews(lease,
+//     weights.device());
 //
-// Move-only. Tensors are views: they are valid as long as the object (moving it keeps them).
-// Belongs to one thread.
+// Resident weights are on the device for good. Those of a component that streams, or that is staged
+// without streaming, are in host memory; between BringIn and PutOut the tensors outside the ring,
+// and the ring's resident leading blocks, are on the device too.
+//
+// Move-only. Tensors are views: they are valid as long as the object (moving it keeps them) and
+// until PutOut. Belongs to one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,50 +28,82 @@
 #include "loader/weights.h"
 #include "offload/block_ring.h"
 #include "offload/block_streamer.h"
+#include "offload/partly_resident_ring.h"
 #include "runtime/device.h"
 
 namespace dlo {
 
-// Where a component's blocks live: on the device, or on the host, to be streamed by a
-// BlockStreamer.
-enum class BlockPlacement { kResident, kStreamed };
+// Where a component's weights live.
+struct WeightPlacement {
+  enum class Kind {
+    kResident,  // on the device, all of them
+    kStaged,    // on the host, and on the device while the component is in use
+    kStreamed   // the same, but blocks come to the device one by one, by a BlockStreamer
+  };
+  Kind kind = Kind::kResident;
+  // kStreamed: which of `shards` equal parts of each block this process holds.
+  int shard = 0;
+  int shards = 1;
+  // kStreamed, with whole blocks: so many leading ones are not streamed but staged.
+  int64_t resident_blocks = 0;
+};
 
 class ComponentWeights {
  public:
-  // Reads every spec from the checkpoint. Errors as LoadTensors, RESOURCE_EXHAUSTED if device or
-  // host has no room.
-  static absl::StatusOr<ComponentWeights> Load(
-      const Checkpoint& checkpoint, absl::Span<const TensorSpec> specs, Device& device,
-      const LoadOptions& options = {}, BlockPlacement placement = BlockPlacement::kResident);
+  // Reads every spec from the checkpoint; of sharded blocks only the tensors that the shard needs,
+  // one block at a time, so that the peak is the result plus a block. Errors as LoadTensors,
+  // RESOURCE_EXHAUSTED if device or host has no room.
+  static absl::StatusOr<ComponentWeights> Load(const Checkpoint& checkpoint,
+                                               absl::Span<const TensorSpec> specs, Device& device,
+                                               const LoadOptions& options = {},
+                                               const WeightPlacement& placement = {});
+
+  // The host memory that Load takes for blocks of these specs.
+  static int64_t HostBlockBytes(absl::Span<const TensorSpec> specs,
+                                const WeightPlacement& placement);
 
   ComponentWeights(ComponentWeights&&) = default;
   ComponentWeights& operator=(ComponentWeights&&) = default;
 
+  // Before the component is used and after; nothing to do with resident weights. BringIn is
+  // RESOURCE_EXHAUSTED, and leaves nothing behind, if the device has no room.
+  absl::Status BringIn();
+  void PutOut();
+
   // The tensor of that name outside the ring; its absence is a programmer's error and throws.
   const at::Tensor& tensor(const std::string& name) const;
-  at::Device device() const { return device_; }
+  at::Device device() const { return torch_device_; }
 
-  // With kStreamed: what a streamer needs of the blocks. It points into this object (moving it
-  // keeps that valid).
+  // With kStreamed: what a streamer needs of the blocks behind the resident ones; their bytes are
+  // this process' shards. It points into this object (moving it keeps that valid).
   std::vector<HostBlock> host_blocks() const;
   // With kStreamed: to be called once, before ring(). `streamer` has the host blocks as its ring of
   // that index and outlives this object.
   void StreamFrom(BlockStreamer& streamer, int ring);
 
+  // Resident, or once BringIn or StreamFrom has made it.
   BlockRing& ring() { return *ring_; }
 
  private:
-  explicit ComponentWeights(at::Device device) : device_(device) {}
+  ComponentWeights(Device& device, const WeightPlacement& placement);
 
-  at::Device device_;
-  DeviceBuffer outside_;
-  std::map<std::string, at::Tensor> tensors_;
-  struct HostResident {
+  struct Part {
     BlockLayout layout;
-    std::unique_ptr<HostBuffer> weights;
+    std::unique_ptr<HostBuffer> host;
   };
-  std::vector<HostResident> host_;  // kStreamed
+  static absl::StatusOr<DeviceBuffer> CopyToDevice(Device& device, const Part& part);
+  void SetOutside(DeviceBuffer buffer);
+
+  Device* device_;
+  at::Device torch_device_;
+  WeightPlacement placement_;
+  Part outside_;  // outside the ring; its host memory unless resident
+  DeviceBuffer outside_on_device_;
+  std::map<std::string, at::Tensor> tensors_;  // views of it
+  std::vector<Part> blocks_;                   // unless resident
   std::unique_ptr<BlockRing> ring_;
+  PartlyResidentRing* partly_ = nullptr;  // ring_, with resident blocks
+  bool in_ = false;
 };
 
 // Where libtorch sees `device`.

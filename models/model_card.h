@@ -2,8 +2,9 @@
 // Torch-free.
 //
 //   ASSIGN_OR_RETURN(std::unique_ptr<ModelCard> card,
-//   ReadModelCard("/models/Wan2.1-T2V-1.3B-Diffusers")); VideoSettings settings;
-//   std::vector<FieldViolation> wrong = card->Resolve(requested, &settings);
+//                    ReadModelCard("/models/Wan2.1-T2V-1.3B-Diffusers"));
+//   VideoSettings settings;
+//   std::vector<FieldViolation> wrong = card->Resolve(requested, random_seed, &settings);
 //
 // A card is immutable and safe to use from any thread.
 #pragma once

@@ -4,11 +4,12 @@
 //   ASSIGN_OR_RETURN(auto pipeline, LoadVideoPipeline({.root = root, .dtype = DType::kBF16}));
 //   RETURN_IF_ERROR(pipeline->Generate(request, observer).status());
 //
-// One request at a time; Generate may be called from any one thread. After an error or a
-// cancellation the pipeline serves the next request. libtorch's exceptions never leave it
+// One request at a time; Generate and the walks may be called from any one thread. After an error
+// or a cancellation the pipeline serves the next request. libtorch's exceptions never leave it
 // (RESOURCE_EXHAUSTED for out of memory, INTERNAL otherwise).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -20,8 +21,11 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "base/topology.h"
 #include "models/model_card.h"
+#include "offload/startup_agreement.h"
 #include "offload/streamer_stats.h"
+#include "runtime/communicator.h"
 
 namespace dlo {
 
@@ -65,8 +69,14 @@ struct StageStreaming {
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
-  absl::Duration decode;                  // including the time OnFrames took
-  int64_t device_bytes_peak = 0;          // weights, slots and activations
+  absl::Duration decode;  // including the time OnFrames took
+  // Weights, slots and activations on the device at the peak of each stage.
+  int64_t device_bytes_peak_text = 0;
+  int64_t device_bytes_peak_denoise = 0;
+  int64_t device_bytes_peak_decode = 0;
+  int64_t device_bytes_peak() const {
+    return std::max({device_bytes_peak_text, device_bytes_peak_denoise, device_bytes_peak_decode});
+  }
   int64_t bus_bytes = 0;                  // streamed from host to device
   std::vector<StageStreaming> streaming;  // of the stages that streamed
   std::string timeline;                   // Chrome trace JSON if the request asked, at most 3 MiB
@@ -77,6 +87,21 @@ class VideoPipeline {
   virtual ~VideoPipeline() = default;
   virtual absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
                                                    GenerationObserver& observer) = 0;
+
+  // For the other ranks of a weight group, which fetch their weights from this one too. Without a
+  // group both return at once.
+  //
+  // Asks the weights for all that a request of these settings would, without computing.
+  virtual absl::Status Walk(const VideoSettings& settings) { return absl::OkStatus(); }
+  // The same for what a Generate that failed has left of its request.
+  virtual absl::Status FinishWalk() { return absl::OkStatus(); }
+
+  // OK, or why this process can serve no more: its group is broken. PeersOfError gives the ranks of
+  // the group that are the cause, where they are known.
+  virtual absl::Status health() const { return absl::OkStatus(); }
+
+  // Blocks that the current or latest request has asked the weights for. Any thread.
+  virtual int64_t visits() const { return 0; }
 };
 
 struct PipelineOptions {
@@ -86,8 +111,21 @@ struct PipelineOptions {
   std::string device = "cpu";  // "cpu" or "cuda"
   int threads = 0;  // torch intra-op threads of this process; 0: as many as there are cores
   // 0: every transformer block stays on the device. Else blocks stay on the host and are streamed
-  // whole through so many device slots, at least 2; the video is the same byte for byte.
+  // through so many device slots, at least 2; the video is the same byte for byte.
   int stream_slots = 0;
+  // With it each rank of the group holds one shard of every streamed block and blocks are gathered;
+  // all ranks load the same model with the same options. Null: blocks are streamed whole.
+  std::shared_ptr<Communicator> weight_group;
+  // What else the group's ranks must have in common, e.g. the build.
+  std::vector<Setting> agreement;
+  // Leading blocks of each transformer that stay on the device while it is in use, streamed whole
+  // otherwise; kResidentLayersAuto: as many as fit under device_memory_limit_bytes beside slots,
+  // other weights and what the model's default request needs for activations. Not with a group.
+  int resident_layers = 0;
+  int64_t device_memory_limit_bytes = 0;  // 0: none
+  // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
+  int64_t host_memory_limit_bytes = 0;
+  int processes_on_host = 1;
 };
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);

@@ -40,6 +40,9 @@ class BlockLayout {
   // last one may reach past total_bytes().
   int64_t shard_bytes(int64_t group_size) const;
 
+  // Equal for layouts of the same names, dtypes, shapes and offsets, in any process: 64-bit FNV-1a.
+  uint64_t digest() const;
+
  private:
   std::vector<Tensor> tensors_;
   int64_t total_bytes_ = 0;

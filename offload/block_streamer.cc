@@ -10,8 +10,6 @@
 namespace dlo {
 namespace {
 
-constexpr int64_t kIntakeBuffers = 2;
-
 absl::Status CheckBlocks(const std::vector<std::vector<HostBlock>>& rings, bool staged) {
   for (size_t r = 0; r < rings.size(); ++r) {
     for (size_t b = 0; b < rings[r].size(); ++b) {
@@ -71,15 +69,13 @@ BlockStreamer::BlockStreamer(Device& device, std::vector<std::vector<HostBlock>>
       compute_stream_(device.compute_stream()) {}
 
 absl::Status BlockStreamer::Allocate(int slots) {
-  int64_t largest_shard = 0;
   for (const auto& ring : rings_) {
     for (const HostBlock& block : ring) {
-      largest_shard = std::max(largest_shard, block.layout.shard_bytes(group_size()));
+      shard_bytes_ = std::max(shard_bytes_, block.layout.shard_bytes(group_size()));
     }
   }
+  slot_bytes_ = shard_bytes_ * group_size();
   for (int i = 0; i < slots; ++i) {
-    ASSIGN_OR_RETURN(DeviceBuffer slot, device_.Allocate(largest_shard * group_size()));
-    slots_.push_back(std::move(slot));
     delivered_.push_back(device_.CreateEvent());
     released_.push_back(device_.CreateEvent());
   }
@@ -87,13 +83,9 @@ absl::Status BlockStreamer::Allocate(int slots) {
     fill_stream_ = device_.CreateStream(staged_ ? "pack" : "copy");
     for (int64_t i = 0; i < kIntakeBuffers; ++i) {
       filled_.push_back(device_.CreateEvent());
-      if (staged_) {
-        ASSIGN_OR_RETURN(std::unique_ptr<HostBuffer> buffer, device_.AllocateHost(largest_shard));
-        staging_buffers_.push_back(std::move(buffer));
-      } else {
-        ASSIGN_OR_RETURN(DeviceBuffer buffer, device_.Allocate(largest_shard));
-        shard_buffers_.push_back(std::move(buffer));
-      }
+      if (!staged_) continue;
+      ASSIGN_OR_RETURN(std::unique_ptr<HostBuffer> buffer, device_.AllocateHost(shard_bytes_));
+      staging_buffers_.push_back(std::move(buffer));
     }
   }
   deliver_stream_ = device_.CreateStream(communicator_ != nullptr ? "gather" : "copy");
@@ -109,14 +101,42 @@ absl::Status BlockStreamer::Allocate(int slots) {
     }
   }
   stats_.resize(rings_.size());
+  return AllocateOnDevice();
+}
+
+absl::Status BlockStreamer::AllocateOnDevice() {
+  std::vector<DeviceBuffer> slots, shard_buffers;
+  for (int64_t i = 0; i < num_slots(); ++i) {
+    ASSIGN_OR_RETURN(DeviceBuffer slot, device_.Allocate(slot_bytes_));
+    slots.push_back(std::move(slot));
+  }
+  for (int64_t i = 0; i < num_shard_buffers(); ++i) {
+    ASSIGN_OR_RETURN(DeviceBuffer buffer, device_.Allocate(shard_bytes_));
+    shard_buffers.push_back(std::move(buffer));
+  }
+  slots_ = std::move(slots);
+  shard_buffers_ = std::move(shard_buffers);
   return absl::OkStatus();
 }
 
 BlockStreamer::~BlockStreamer() {
   // Buffers go only when nothing writes to them any more.
+  ResetStreams();
+}
+
+void BlockStreamer::ResetStreams() {
   if (fill_stream_ != nullptr) fill_stream_->Reset();
   if (deliver_stream_ != nullptr) deliver_stream_->Reset();
   compute_stream_.Reset();
+}
+
+absl::Status BlockStreamer::Stop() {
+  if (leased_) return absl::FailedPreconditionError("a block is still leased");
+  ResetStreams();
+  cursor_.reset();
+  slots_.clear();
+  shard_buffers_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status BlockStreamer::Start(VisitPlan plan, VisitLog* log) {
@@ -129,12 +149,12 @@ absl::Status BlockStreamer::Start(VisitPlan plan, VisitLog* log) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan ", plan.digest(), " is not for the rings streamed here"));
   }
-  if (fill_stream_ != nullptr) fill_stream_->Reset();
-  deliver_stream_->Reset();
-  compute_stream_.Reset();
+  ResetStreams();
+  if (slots_.empty()) RETURN_IF_ERROR(AllocateOnDevice());
 
   plan_ = std::move(plan);
   cursor_ = fill_ = deliver_ = plan_.begin();
+  visit_.store(0, std::memory_order_relaxed);
   std::fill(stats_.begin(), stats_.end(), StreamerStats());
   marks_read_ = 0;
   last_wait_begin_ = absl::ZeroDuration();
@@ -181,6 +201,7 @@ void BlockStreamer::Release() {
   if (status.ok()) status = compute_stream_.Record(*released_[v % num_slots()]);
   if (!status.ok()) Break(*cursor_, status).IgnoreError();
   cursor_->Next();
+  visit_.store(cursor_->visit(), std::memory_order_relaxed);
   ReadMarks(v + 1 - kVisitsUnread);
 }
 
@@ -307,13 +328,6 @@ StreamerStats BlockStreamer::stats() {
   StreamerStats sum;
   for (const StreamerStats& stats : stats_) sum += stats;
   return sum;
-}
-
-int64_t BlockStreamer::device_bytes() const {
-  int64_t bytes = 0;
-  for (const DeviceBuffer& slot : slots_) bytes += slot.bytes();
-  for (const DeviceBuffer& buffer : shard_buffers_) bytes += buffer.bytes();
-  return bytes;
 }
 
 int64_t BlockStreamer::staging_bytes() const {

@@ -1,21 +1,25 @@
 // Streams blocks from host memory through a few device slots, ahead of the computing.
 //
-//   ASSIGN_OR_RETURN(auto streamer, BlockStreamer::Create(device, rings, {.slots = 2},
-//   communicator)); RETURN_IF_ERROR(streamer->Start(plan)); for (...) { ASSIGN_OR_RETURN(BlockLease
-//   block, streamer->Acquire(ring)); Compute(block); }
+//   ASSIGN_OR_RETURN(auto streamer,
+//                    BlockStreamer::Create(device, rings, {.slots = 2}, communicator));
+//   RETURN_IF_ERROR(streamer->Start(plan));
+//   for (...) {
+//     ASSIGN_OR_RETURN(BlockLease block, streamer->Acquire(ring));
+//     Compute(block);
+//   }
 //
 // A worker has one streamer: all its rings (both experts, the text encoder) share the slots and one
 // sequence of visits, the plan's. Each visit v passes two moves, with k slots and two intake
 // buffers:
 //
-//     move       AllGather                      rank-local, staged              rank-local
-//     fill(v)    copy:  shard -> buffer v % 2   pack: pages -> buffer v % 2     -
-//     deliver(v) comm:  gather -> slot v % k    copy: buffer -> slot v % k      copy: block -> slot
-//     v % k
+//     move        AllGather                    rank-local, staged           rank-local
+//     fill(v)     copy: shard -> buffer v % 2  pack: pages -> buffer v % 2  -
+//     deliver(v)  comm: gather -> slot v % k   copy: buffer -> slot v % k   copy: block -> v % k
 //
-//     fill(v)    waits for delivered(v - 2): its buffer is free;                then records
-//     filled(v) deliver(v) waits for filled(v) and released(v - k): its slot is free;     then
-//     records delivered(v) compute(v) waits for delivered(v); then records released(v)
+//     move        waits for                                           then records
+//     fill(v)     delivered(v - 2): its buffer is free                filled(v)
+//     deliver(v)  filled(v), and released(v - k): its slot is free    delivered(v)
+//     compute(v)  delivered(v)                                        released(v)
 //
 // Acquire(v) first enqueues deliver up to v + k - 1 and fill one further, then makes the compute
 // stream wait. Every event waited for has been recorded before the wait is enqueued, and all ranks
@@ -33,6 +37,7 @@
 // one thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -96,7 +101,13 @@ class BlockStreamer final : private LeaseOwner {
   // others of their group do.
   absl::Status Finish();
 
-  int64_t visit() const { return cursor_ ? cursor_->visit() : 0; }  // the next one
+  // Gives the slots and shard buffers back to the device, once nothing uses them any more; the next
+  // Start takes them again (RESOURCE_EXHAUSTED if there is no room then). FAILED_PRECONDITION while
+  // a lease is held. A plan that did not end is abandoned, as by Start.
+  absl::Status Stop();
+
+  // The next one; any thread.
+  int64_t visit() const { return visit_.load(std::memory_order_relaxed); }
 
   // Of ring r, or of all, since Start: bytes of the moves that were enqueued, times of the visits
   // whose leases have ended. Waits for these on the host.
@@ -112,9 +123,11 @@ class BlockStreamer final : private LeaseOwner {
   }
   absl::string_view deliver_kind() const { return communicator_ != nullptr ? "gather" : "copy"; }
 
-  // slots x largest block + 2 x largest shard, in gathered size: what Create allocates on the
-  // device.
-  int64_t device_bytes() const;
+  // slots x largest block + 2 x largest shard, in gathered size: what is allocated on the device
+  // from Create or Start to Stop.
+  int64_t device_bytes() const {
+    return num_slots() * slot_bytes_ + num_shard_buffers() * shard_bytes_;
+  }
   // Two staging buffers of the largest block, if staged.
   int64_t staging_bytes() const;
 
@@ -133,12 +146,15 @@ class BlockStreamer final : private LeaseOwner {
   BlockStreamer(Device& device, std::vector<std::vector<HostBlock>> rings,
                 Communicator* communicator);
   absl::Status Allocate(int slots);
+  absl::Status AllocateOnDevice();
+  void ResetStreams();
 
   int64_t group_size() const { return communicator_ == nullptr ? 1 : communicator_->size(); }
   const HostBlock& At(const VisitPlan::Cursor& cursor) const {
     return rings_[cursor.ring()][cursor.block()];
   }
-  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+  int64_t num_slots() const { return static_cast<int64_t>(delivered_.size()); }
+  int64_t num_shard_buffers() const { return communicator_ == nullptr ? 0 : kIntakeBuffers; }
 
   // Enqueues every move that visit v may have under way. An error stops its kind of move and waits
   // for the visit that it belongs to.
@@ -161,8 +177,12 @@ class BlockStreamer final : private LeaseOwner {
   std::unique_ptr<Stream> deliver_stream_;
   Stream& compute_stream_;
 
-  std::vector<DeviceBuffer> slots_;
-  std::vector<DeviceBuffer> shard_buffers_;                   // two, with a communicator
+  static constexpr int64_t kIntakeBuffers = 2;
+
+  int64_t shard_bytes_ = 0;                                   // of the largest
+  int64_t slot_bytes_ = 0;                                    // of one
+  std::vector<DeviceBuffer> slots_;                           // none from Stop to Start
+  std::vector<DeviceBuffer> shard_buffers_;                   // likewise; with a communicator
   std::vector<std::unique_ptr<HostBuffer>> staging_buffers_;  // two, if staged
   std::vector<std::unique_ptr<Event>> filled_;                // a buffer each
   std::vector<std::unique_ptr<Event>> delivered_;             // a slot each
@@ -170,6 +190,7 @@ class BlockStreamer final : private LeaseOwner {
 
   VisitPlan plan_;
   std::optional<VisitPlan::Cursor> cursor_;   // the next visit to compute
+  std::atomic<int64_t> visit_ = 0;            // its number
   std::optional<VisitPlan::Cursor> fill_;     // the next visit to fill
   std::optional<VisitPlan::Cursor> deliver_;  // the next visit to deliver
   bool leased_ = false;

@@ -1,10 +1,10 @@
 // The streaming protocol, exhaustively: what the streamer really submits for six visits is recorded
 // and every order in which its streams can get through it is tried.
 //
-// A state is how far each stream of each rank has got; a move is under way between its beginning and
-// its end, so two that may overlap do. In no state may one move touch a buffer that another writes,
-// a reader may find anything but the block that its visit is about, and only when all is done may
-// nothing be able to go on. A gather begins rank by rank and ends once all ranks have begun it.
+// A state is how far each stream of each rank has got; a move is under way between its beginning
+// and its end, so two that may overlap do. In no state may one move touch a buffer that another
+// writes, a reader may find anything but the block that its visit is about, and only when all is
+// done may nothing be able to go on. A gather begins rank by rank and ends once all have begun it.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -217,8 +217,8 @@ TEST_P(Protocol, HasNoOrderInWhichAnythingGoesWrong) {
     Explorer explorer(std::vector<RecordedProgram>(GetParam().group, program), host_computes);
     EXPECT_EQ(explorer.Run(), "");
     // More than those of any single order.
-    EXPECT_GT(explorer.states(), 1 + 2 * kVisits * GetParam().group *
-                                         static_cast<int64_t>(program.streams.size()));
+    EXPECT_GT(explorer.states(),
+              1 + 2 * kVisits * GetParam().group * static_cast<int64_t>(program.streams.size()));
   }
 }
 
@@ -257,7 +257,8 @@ TEST(ProtocolExplorer, SeesADeadlock) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transfers, Protocol,
-                         testing::Values(Case{.name = "direct"}, Case{.name = "direct3", .slots = 3},
+                         testing::Values(Case{.name = "direct"},
+                                         Case{.name = "direct3", .slots = 3},
                                          Case{.name = "one_block", .ring = 1},
                                          Case{.name = "staged", .staged = true},
                                          Case{.name = "staged3", .slots = 3, .staged = true},

@@ -74,9 +74,9 @@ TEST_F(StreamerFaults, AMoveThatFailsFailsItsVisitAndTheNextPlanRuns) {
     CpuMove::Kind kind;
     bool staged;
   };
-  for (const auto& [kind, staged] : {Case{CpuMove::Kind::kCopy, false},
-                                     Case{CpuMove::Kind::kCopy, true},
-                                     Case{CpuMove::Kind::kPack, true}}) {
+  for (const auto& [kind, staged] :
+       {Case{CpuMove::Kind::kCopy, false}, Case{CpuMove::Kind::kCopy, true},
+        Case{CpuMove::Kind::kPack, true}}) {
     auto device = DeviceWithMoveFault(kind);
     auto streamer =
         *BlockStreamer::Create(*device, staged ? model_.Staged() : model_.Whole(), {}, nullptr);
@@ -126,8 +126,8 @@ TEST_F(StreamerFaults, CreateLeavesNothingBehindWhereverMemoryEnds) {
                   return host_fault.Check(absl::StatusCode::kResourceExhausted, "cannot pin");
                 }});
     const auto create = [&, staged = staged, gather = gather] {
-      return BlockStreamer::Create(*device, staged ? model_.Staged() : model_.Whole(),
-                                   {.slots = 3}, gather ? alone.get() : nullptr);
+      return BlockStreamer::Create(*device, staged ? model_.Staged() : model_.Whole(), {.slots = 3},
+                                   gather ? alone.get() : nullptr);
     };
     for (int n = 1; n <= device_buffers; ++n) {
       fault_.At(n);

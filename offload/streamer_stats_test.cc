@@ -114,9 +114,9 @@ TEST(StreamerStats, HiddenRatioIsTheShareOfTheLongestMovesThatNobodyWaitedFor) {
                             .copy_stall = absl::Seconds(1),
                             .gather_stall = absl::Seconds(1)};
   EXPECT_EQ(stats.hidden_ratio(), 0.75);
-  EXPECT_EQ((StreamerStats{.copy_time = absl::Seconds(1), .copy_stall = absl::Seconds(2)}
-                 .hidden_ratio()),
-            0);
+  EXPECT_EQ(
+      (StreamerStats{.copy_time = absl::Seconds(1), .copy_stall = absl::Seconds(2)}.hidden_ratio()),
+      0);
 }
 
 // A copy of 5 ms behind computing of 3 ms: 2 ms are waited for at each visit but the first, which
@@ -207,10 +207,11 @@ TEST(StreamerStats, LogHasEveryVisitInOrder) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
   for (int trial = 0; trial < 50; ++trial) {
-    Config config{.transfer = static_cast<Transfer>(pick(0, 2)),
-                .rates = {.copy = Ms(pick(1, 9)), .gather = Ms(pick(1, 9)), .pack = Ms(pick(1, 9))},
-                .slots = pick(2, 4),
-                .group = 3};
+    Config config{
+        .transfer = static_cast<Transfer>(pick(0, 2)),
+        .rates = {.copy = Ms(pick(1, 9)), .gather = Ms(pick(1, 9)), .pack = Ms(pick(1, 9))},
+        .slots = pick(2, 4),
+        .group = 3};
     config.block_bytes.resize(2);
     for (auto& ring : config.block_bytes) ring.resize(pick(1, 7), kMiB);
     Simulated sim(config);
@@ -284,10 +285,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 // Section 6 of the architecture page, and the traffic of a step, from the tensors' sizes alone.
 TEST(Formulas, MemoryAndTrafficOnEveryTopology) {
   const std::vector<std::vector<std::vector<int64_t>>> models = {
-      {{5000}},                                     // a ring of one block
-      {{4096, 4096, 4096, 4096}},                   // equal blocks that divide evenly
-      {{1, 255, 257, 70000, 3}},                    // an odd count of unequal ones
-      {{300, 300}, {9001, 9001, 9001}, {123456}},   // a text encoder and two experts
+      {{5000}},                                    // a ring of one block
+      {{4096, 4096, 4096, 4096}},                  // equal blocks that divide evenly
+      {{1, 255, 257, 70000, 3}},                   // an odd count of unequal ones
+      {{300, 300}, {9001, 9001, 9001}, {123456}},  // a text encoder and two experts
   };
   for (const auto& model : models) {
     for (const int slots : {2, 3, 4}) {
@@ -313,7 +314,8 @@ TEST(Formulas, MemoryAndTrafficOnEveryTopology) {
             }
           }
 
-          Simulated sim({.transfer = transfer, .block_bytes = model, .slots = slots, .group = group});
+          Simulated sim(
+              {.transfer = transfer, .block_bytes = model, .slots = slots, .group = group});
           int64_t device_bytes = slots * g * largest_shard;
           if (transfer == Transfer::kGather) device_bytes += 2 * largest_shard;
           EXPECT_EQ(sim.streamer->device_bytes(), device_bytes);
@@ -326,8 +328,8 @@ TEST(Formulas, MemoryAndTrafficOnEveryTopology) {
           int64_t host = 0;
           for (size_t r = 0; r < model.size(); ++r) {
             for (size_t b = 0; b < model[r].size(); ++b) {
-              const BlockLayout layout = BlockLayout::Of(
-                  {{.name = "w", .shape = {model[r][b]}, .dtype = DType::kU8}});
+              const BlockLayout layout =
+                  BlockLayout::Of({{.name = "w", .shape = {model[r][b]}, .dtype = DType::kU8}});
               EXPECT_EQ(layout.shard_bytes(g), shards[r][b]);
               host += g * layout.shard_bytes(g);
             }

@@ -177,8 +177,9 @@ TEST(StreamerStress, BlocksAreWholeWhateverTakesHowLong) {
         ranks.emplace_back([&, rank] {
           auto communicator =
               world.factory().Create({.name = "weights", .rank = rank, .size = trial.group});
-          wrong[rank] = communicator.ok() ? Walk(trial, model, plan, communicator->get(), rank, delays)
-                                          : std::string(communicator.status().message());
+          wrong[rank] = communicator.ok()
+                            ? Walk(trial, model, plan, communicator->get(), rank, delays)
+                            : std::string(communicator.status().message());
         });
       }
       for (std::thread& rank : ranks) rank.join();

@@ -21,8 +21,9 @@ class Writer {
   void Add(Track track, absl::string_view name, absl::Duration begin, absl::Duration end,
            int64_t visit = -1) {
     Next();
-    absl::StrAppendFormat(&events_, R"({"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":"%s")",
-                          rank_, static_cast<int>(track), absl::ToDoubleMicroseconds(begin),
+    absl::StrAppendFormat(&events_,
+                          R"({"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"name":"%s")", rank_,
+                          static_cast<int>(track), absl::ToDoubleMicroseconds(begin),
                           absl::ToDoubleMicroseconds(end - begin), name);
     if (visit >= 0) absl::StrAppend(&events_, R"(,"args":{"visit":)", visit, "}");
     events_ += "}";
@@ -30,7 +31,8 @@ class Writer {
 
   std::string Finish(int64_t dropped) {
     return absl::StrCat(R"({"displayTimeUnit":"ms","otherData":{"rank":)", rank_,
-                        R"(,"visits_dropped":)", dropped, R"(},"traceEvents":[)", events_, "\n]}\n");
+                        R"(,"visits_dropped":)", dropped, R"(},"traceEvents":[)", events_,
+                        "\n]}\n");
   }
 
  private:

@@ -6,8 +6,8 @@
 //   std::string json = TimelineJson(timeline);
 //
 // JSON in the Trace Event Format: complete events ("ph":"X") with times in microseconds from the
-// request's start, on one track each for stages and steps, computing, and each kind of move. A visit
-// is an event of the same name ("transformer 12") on each of its tracks, with its number as
+// request's start, on one track each for stages and steps, computing, and each kind of move. A
+// visit is an event of the same name ("transformer 12") on each of its tracks, with its number as
 // `args.visit`; the computing's waiting for it is an event "wait" before it.
 #pragma once
 

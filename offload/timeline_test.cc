@@ -103,8 +103,8 @@ TEST(Timeline, ShowsEveryVisitAndThatCopiesOverlapComputing) {
       auto c = plan.begin();
       for (const json& event : track) {
         EXPECT_EQ(event["args"]["visit"], c.visit());
-        EXPECT_EQ(event["name"], (c.ring() == 0 ? "text_encoder " : "transformer ") +
-                                     std::to_string(c.block()));
+        EXPECT_EQ(event["name"],
+                  (c.ring() == 0 ? "text_encoder " : "transformer ") + std::to_string(c.block()));
         c.Next();
       }
     }

@@ -16,6 +16,8 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "proto/convert.h"
+#include "server/bind_error.h"
 #include "server/status_details.h"
 #include "server/unix_socket.h"
 
@@ -53,10 +55,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions option
 Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> card,
                    std::unique_ptr<JobStore> store)
     : options_(WithDomains(std::move(options))),
+      forecaster_(options_.forecaster),
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
-      jobs_(options_.jobs, card, std::move(store), &scheduler_),
-      service_(std::move(card), &jobs_),
+      jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
+      service_(std::move(card), &forecaster_, &jobs_),
       domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -75,11 +78,23 @@ absl::Status Frontend::Listen() {
   builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &port);
   // With it a second server would share the port in silence.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<int>(absl::ToInt64Milliseconds(duration));
+  };
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             milliseconds(options_.client_ping_interval_min));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds(options_.client_silence_max));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             milliseconds(options_.client_silence_max));
+  // A stream on which nothing happens for long is no reason to stop asking.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.RegisterService(&service_);
   public_server_ = builder.BuildAndStart();
   if (public_server_ == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options_.listen, " (is another server running there?)"));
+    const std::string why = FindBindError(options_.listen);
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.listen,
+                                               why.empty() ? "" : absl::StrCat(": ", why)));
   }
   public_server_->GetHealthCheckService()->SetServingStatus(false);
   public_server_->GetHealthCheckService()->SetServingStatus(
@@ -96,6 +111,11 @@ SchedulerOptions Frontend::SchedulerOptionsWithHook() {
   // There is a supervisor by the time that a wave runs.
   options.on_overdue = [this](int domain, RankLoss loss) {
     supervisor_->Condemn(domain, std::move(loss));
+  };
+  options.forecast = [this](const JobSpec& spec) {
+    const v1::StageTimes times = forecaster_.Forecast(spec).times();
+    return WaveForecast{.until_decoding = FromProto(times.text()) + FromProto(times.denoise()),
+                        .decoding = FromProto(times.decode())};
   };
   return options;
 }
@@ -178,6 +198,11 @@ void Frontend::OnStartFailed(int rank, absl::Status why) {
 void Frontend::OnDetached(int rank, uint64_t incarnation, std::string reason) {
   spdlog::debug("rank {}: the worker {}", rank, reason);
   supervisor_->OnDetached(rank, incarnation);
+}
+
+void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
+  supervisor_->OnGroupBroken(rank, {broken.blamed_ranks().begin(), broken.blamed_ranks().end()},
+                             broken.message());
 }
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));

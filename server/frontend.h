@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "models/model_card.h"
+#include "server/forecaster.h"
 #include "server/generation_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
@@ -37,8 +38,13 @@ struct FrontendOptions {
   SchedulerOptions scheduler;
   SupervisorOptions supervisor;
   WorkerLinkOptions links;
+  // How often clients may at most ask whether the server lives, and after what silence the server
+  // asks them; one that does not answer within as long again has gone.
+  absl::Duration client_ping_interval_min = absl::Seconds(10);
+  absl::Duration client_silence_max = absl::Minutes(1);
   JobStoreOptions store;  // its folder has no default
   JobManagerOptions jobs;
+  ForecasterOptions forecaster;
   // Told when the service starts and stops being able to work.
   std::function<void(bool serving)> on_serving;
   // Told once, when the workers cannot be kept alive. Must not call Shutdown itself.
@@ -78,6 +84,7 @@ class Frontend : private LinkEvents {
   void OnReady(int rank) override;
   void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
+  void OnGroupBroken(int rank, v1::GroupBroken broken) override;
   void OnHeartbeat(int rank, v1::Heartbeat heartbeat) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
   void OnFinished(int rank, uint64_t wave) override;
@@ -88,6 +95,7 @@ class Frontend : private LinkEvents {
 
   // In the order of their dependence; the supervisor goes first, the servers before the services
   // they call.
+  Forecaster forecaster_;
   WorkerLinkService links_;
   Scheduler scheduler_;
   JobManager jobs_;

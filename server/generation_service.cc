@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "proto/convert.h"
+#include "server/raw_messages.h"
 #include "server/request_resolution.h"
 #include "server/status_details.h"
 
@@ -50,10 +51,9 @@ class ChunkSource {
   int64_t offset_;
 };
 
-// The stream of one call: what waits to be written, then its status. Kept alive by gRPC until
-// OnDone.
+// The stream of one call: what waits to be written, then its status. Lives until gRPC's OnDone.
 template <typename Message>
-class StreamCall : public grpc::ServerWriteReactor<Message>,
+class StreamCall : public GenerationService::Stream,
                    public std::enable_shared_from_this<StreamCall<Message>> {
  public:
   void OnWriteDone(bool ok) override {
@@ -95,13 +95,13 @@ class StreamCall : public grpc::ServerWriteReactor<Message>,
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || finished_ || (held_ && !end_)) return;
     if (!pending_.empty()) {
-      out_ = std::move(pending_.front());
+      out_ = SerializeResponse(pending_.front());
       pending_.pop_front();
       writing_ = true;
-      this->StartWrite(&out_);
+      StartWrite(&out_);
     } else if (end_) {
       finished_ = true;
-      this->Finish(*end_);
+      Finish(*end_);
     } else {
       OnIdle();
     }
@@ -117,9 +117,22 @@ class StreamCall : public grpc::ServerWriteReactor<Message>,
 
  private:
   std::shared_ptr<StreamCall> self_;
-  Message out_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// A call that ends at once.
+class RefusedCall : public StreamCall<v1::GenerateEvent> {
+ public:
+  static RefusedCall* Start(const grpc::Status& status) {
+    auto call = std::make_shared<RefusedCall>();
+    RefusedCall* const reactor = call.get();
+    reactor->KeepAlive(std::move(call));
+    absl::MutexLock lock(&reactor->mutex_);
+    reactor->EndWith(status);
+    return reactor;
+  }
 };
 
 class DownloadCall : public StreamCall<v1::ResultChunk> {
@@ -238,14 +251,14 @@ class GenerateCall : public WatchCall {
     return reactor;
   }
 
-  static GenerateCall* Answer(JobManager* jobs, const grpc::Status& status,
-                              std::optional<v1::Job> job = std::nullopt) {
+  // The answer to validate_only.
+  static GenerateCall* Answer(JobManager* jobs, v1::Job job) {
     auto call = std::make_shared<GenerateCall>(jobs, "");
     GenerateCall* const reactor = call.get();
     reactor->KeepAlive(std::move(call));
     absl::MutexLock lock(&reactor->mutex_);
-    if (job) *reactor->pending_.emplace_back().mutable_job() = *std::move(job);
-    reactor->EndAfterAll(status);
+    *reactor->pending_.emplace_back().mutable_job() = std::move(job);
+    reactor->EndAfterAll(grpc::Status::OK);
     return reactor;
   }
 
@@ -339,101 +352,117 @@ class GenerateCall : public WatchCall {
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Replies to a call whose answer is a Job.
-JobManager::Reply ReplyTo(grpc::ServerUnaryReactor* reactor, v1::Job* response) {
-  return [reactor, response](const grpc::Status& status, const v1::Job& job) {
-    if (status.ok()) *response = job;
+// Of a call with one answer: `handle` gets its request and what sends the response.
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* AnswerUnary(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* body, grpc::ByteBuffer* answer,
+    const std::function<void(const Request&,
+                             std::function<void(const grpc::Status&, const Response&)>)>& handle) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  Request request;
+  if (const grpc::Status status = ParseRequest(*body, &request); !status.ok()) {
     reactor->Finish(status);
-  };
-}
-
-// The answer to validate_only.
-v1::Job ResolvedJob(const JobSpec& spec) {
-  v1::Job job;
-  *job.mutable_settings() = ToProto(spec.settings);
-  return job;
-}
-
-}  // namespace
-
-grpc::ServerWriteReactor<v1::GenerateEvent>* GenerationService::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  JobSpec spec;
-  const std::vector<FieldViolation> wrong = ResolveRequest(*card_, *request, &spec);
-  if (!wrong.empty()) return GenerateCall::Answer(jobs_, BadRequestStatus(wrong));
-  if (request->validate_only()) {
-    return GenerateCall::Answer(jobs_, grpc::Status::OK, ResolvedJob(spec));
+    return reactor;
   }
-  spec.create_time = absl::Now();
-  spec.deadline = absl::FromChrono(context->deadline());
-  return GenerateCall::Start(jobs_, std::move(spec));
-}
-
-grpc::ServerUnaryReactor* GenerationService::SubmitJob(grpc::CallbackServerContext* context,
-                                                       const v1::GenerateRequest* request,
-                                                       v1::Job* job) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  JobSpec spec;
-  const std::vector<FieldViolation> wrong = ResolveRequest(*card_, *request, &spec);
-  if (!wrong.empty()) {
-    reactor->Finish(BadRequestStatus(wrong));
-  } else if (request->validate_only()) {
-    *job = ResolvedJob(spec);
-    reactor->Finish(grpc::Status::OK);
-  } else {
-    spec.create_time = absl::Now();
-    jobs_->Submit(
-        std::move(spec), nullptr,
-        [reply = ReplyTo(reactor, job)](const grpc::Status& status, const v1::Job& submitted,
-                                        bool) { reply(status, submitted); });
-  }
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* GenerationService::GetJob(grpc::CallbackServerContext* context,
-                                                    const v1::GetJobRequest* request,
-                                                    v1::Job* job) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  jobs_->Get(request->id(), ReplyTo(reactor, job));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* GenerationService::ListJobs(grpc::CallbackServerContext* context,
-                                                      const v1::ListJobsRequest* request,
-                                                      v1::ListJobsResponse* response) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  jobs_->List(*request, [reactor, response](const grpc::Status& status, v1::ListJobsResponse list) {
-    *response = std::move(list);
+  handle(request, [reactor, answer](const grpc::Status& status, const Response& response) {
+    if (status.ok()) *answer = SerializeResponse(response);
     reactor->Finish(status);
   });
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::GenerateEvent>* GenerationService::WatchJob(
-    grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) {
-  return WatchCall::Start(jobs_, request->id());
+}  // namespace
+
+// The answer to validate_only.
+v1::Job GenerationService::ResolvedJob(const JobSpec& spec) const {
+  v1::Job job;
+  *job.mutable_settings() = ToProto(spec.settings);
+  *job.mutable_forecast() = forecaster_->Forecast(spec);
+  return job;
 }
 
-grpc::ServerWriteReactor<v1::ResultChunk>* GenerationService::DownloadResult(
-    grpc::CallbackServerContext* context, const v1::DownloadResultRequest* request) {
-  return DownloadCall::Start(jobs_, *request);
+GenerationService::Stream* GenerationService::Generate(Context* context, const Bytes* body) {
+  v1::GenerateRequest request;
+  if (const grpc::Status status = ParseRequest(*body, &request); !status.ok()) {
+    return RefusedCall::Start(status);
+  }
+  JobSpec spec;
+  const std::vector<FieldViolation> wrong = ResolveRequest(*card_, request, &spec);
+  if (!wrong.empty()) return RefusedCall::Start(BadRequestStatus(wrong));
+  if (request.validate_only()) return GenerateCall::Answer(jobs_, ResolvedJob(spec));
+  spec.create_time = absl::Now();
+  spec.deadline = absl::FromChrono(context->deadline());
+  return GenerateCall::Start(jobs_, std::move(spec));
 }
 
-grpc::ServerUnaryReactor* GenerationService::CancelJob(grpc::CallbackServerContext* context,
-                                                       const v1::CancelJobRequest* request,
-                                                       v1::Job* job) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  jobs_->Cancel(request->id(), ReplyTo(reactor, job));
-  return reactor;
+GenerationService::Unary* GenerationService::SubmitJob(Context* context, const Bytes* body,
+                                                       Bytes* job) {
+  return AnswerUnary<v1::GenerateRequest, v1::Job>(
+      context, body, job, [this](const v1::GenerateRequest& request, JobManager::Reply reply) {
+        JobSpec spec;
+        const std::vector<FieldViolation> wrong = ResolveRequest(*card_, request, &spec);
+        if (!wrong.empty()) return reply(BadRequestStatus(wrong), v1::Job());
+        if (request.validate_only()) return reply(grpc::Status::OK, ResolvedJob(spec));
+        spec.create_time = absl::Now();
+        jobs_->Submit(
+            std::move(spec), nullptr,
+            [reply = std::move(reply)](const grpc::Status& status, const v1::Job& submitted, bool) {
+              reply(status, submitted);
+            });
+      });
 }
 
-grpc::ServerUnaryReactor* GenerationService::DeleteJob(grpc::CallbackServerContext* context,
-                                                       const v1::DeleteJobRequest* request,
-                                                       v1::DeleteJobResponse* response) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  jobs_->Delete(request->id(),
-                [reactor](const grpc::Status& status, const v1::Job&) { reactor->Finish(status); });
-  return reactor;
+GenerationService::Unary* GenerationService::GetJob(Context* context, const Bytes* body,
+                                                    Bytes* job) {
+  return AnswerUnary<v1::GetJobRequest, v1::Job>(
+      context, body, job, [this](const v1::GetJobRequest& request, JobManager::Reply reply) {
+        jobs_->Get(request.id(), std::move(reply));
+      });
+}
+
+GenerationService::Unary* GenerationService::ListJobs(Context* context, const Bytes* body,
+                                                      Bytes* response) {
+  return AnswerUnary<v1::ListJobsRequest, v1::ListJobsResponse>(
+      context, body, response,
+      [this](const v1::ListJobsRequest& request, JobManager::ListReply reply) {
+        jobs_->List(request, std::move(reply));
+      });
+}
+
+GenerationService::Stream* GenerationService::WatchJob(Context*, const Bytes* body) {
+  v1::WatchJobRequest request;
+  if (const grpc::Status status = ParseRequest(*body, &request); !status.ok()) {
+    return RefusedCall::Start(status);
+  }
+  return WatchCall::Start(jobs_, request.id());
+}
+
+GenerationService::Stream* GenerationService::DownloadResult(Context*, const Bytes* body) {
+  v1::DownloadResultRequest request;
+  if (const grpc::Status status = ParseRequest(*body, &request); !status.ok()) {
+    return RefusedCall::Start(status);
+  }
+  return DownloadCall::Start(jobs_, request);
+}
+
+GenerationService::Unary* GenerationService::CancelJob(Context* context, const Bytes* body,
+                                                       Bytes* job) {
+  return AnswerUnary<v1::CancelJobRequest, v1::Job>(
+      context, body, job, [this](const v1::CancelJobRequest& request, JobManager::Reply reply) {
+        jobs_->Cancel(request.id(), std::move(reply));
+      });
+}
+
+GenerationService::Unary* GenerationService::DeleteJob(Context* context, const Bytes* body,
+                                                       Bytes* response) {
+  using Reply = std::function<void(const grpc::Status&, const v1::DeleteJobResponse&)>;
+  return AnswerUnary<v1::DeleteJobRequest, v1::DeleteJobResponse>(
+      context, body, response, [this](const v1::DeleteJobRequest& request, Reply reply) {
+        jobs_->Delete(request.id(),
+                      [reply = std::move(reply)](const grpc::Status& status, const v1::Job&) {
+                        reply(status, v1::DeleteJobResponse());
+                      });
+      });
 }
 
 }  // namespace dlo

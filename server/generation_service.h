@@ -1,48 +1,60 @@
 // The public service: checks requests, hands them to the job manager, and streams what happens to
 // them.
 //
-//   GenerationService service(card, &jobs);
+//   GenerationService service(card, &forecaster, &jobs);
 //   builder.RegisterService(&service);
 //
 // Runs on gRPC's callback threads; nothing blocks one. Progress events of a client that reads
 // slowly are merged, so a call holds a bounded number of events and, of a video, one chunk; the
-// rest of it waits on the disk. `jobs` outlives the server that the service is registered with.
+// rest of it waits on the disk. `forecaster` and `jobs` outlive the server that the service is
+// registered with.
 #pragma once
 
 #include <memory>
 
 #include "dlo/v1/video_generation.grpc.pb.h"
 #include "models/model_card.h"
+#include "server/forecaster.h"
 #include "server/job_manager.h"
 
 namespace dlo {
 
-class GenerationService : public v1::VideoGeneration::CallbackService {
- public:
-  GenerationService(std::shared_ptr<const ModelCard> card, JobManager* jobs)
-      : card_(std::move(card)), jobs_(jobs) {}
+// With handlers that get a request's bytes (raw_messages.h).
+using RawVideoGeneration = v1::VideoGeneration::WithRawCallbackMethod_Generate<
+    v1::VideoGeneration::WithRawCallbackMethod_SubmitJob<
+        v1::VideoGeneration::WithRawCallbackMethod_GetJob<
+            v1::VideoGeneration::WithRawCallbackMethod_ListJobs<
+                v1::VideoGeneration::WithRawCallbackMethod_WatchJob<
+                    v1::VideoGeneration::WithRawCallbackMethod_DownloadResult<
+                        v1::VideoGeneration::WithRawCallbackMethod_CancelJob<
+                            v1::VideoGeneration::WithRawCallbackMethod_DeleteJob<
+                                v1::VideoGeneration::Service>>>>>>>>;
 
-  grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(
-      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* SubmitJob(grpc::CallbackServerContext* context,
-                                      const v1::GenerateRequest* request, v1::Job* job) override;
-  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
-                                   const v1::GetJobRequest* request, v1::Job* job) override;
-  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
-                                     const v1::ListJobsRequest* request,
-                                     v1::ListJobsResponse* response) override;
-  grpc::ServerWriteReactor<v1::GenerateEvent>* WatchJob(
-      grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) override;
-  grpc::ServerWriteReactor<v1::ResultChunk>* DownloadResult(
-      grpc::CallbackServerContext* context, const v1::DownloadResultRequest* request) override;
-  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
-                                      const v1::CancelJobRequest* request, v1::Job* job) override;
-  grpc::ServerUnaryReactor* DeleteJob(grpc::CallbackServerContext* context,
-                                      const v1::DeleteJobRequest* request,
-                                      v1::DeleteJobResponse* response) override;
+class GenerationService : public RawVideoGeneration {
+ public:
+  GenerationService(std::shared_ptr<const ModelCard> card, const Forecaster* forecaster,
+                    JobManager* jobs)
+      : card_(std::move(card)), forecaster_(forecaster), jobs_(jobs) {}
+
+  using Unary = grpc::ServerUnaryReactor;
+  using Stream = grpc::ServerWriteReactor<grpc::ByteBuffer>;
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+
+  Stream* Generate(Context* context, const Bytes* request) override;
+  Unary* SubmitJob(Context* context, const Bytes* request, Bytes* job) override;
+  Unary* GetJob(Context* context, const Bytes* request, Bytes* job) override;
+  Unary* ListJobs(Context* context, const Bytes* request, Bytes* response) override;
+  Stream* WatchJob(Context* context, const Bytes* request) override;
+  Stream* DownloadResult(Context* context, const Bytes* request) override;
+  Unary* CancelJob(Context* context, const Bytes* request, Bytes* job) override;
+  Unary* DeleteJob(Context* context, const Bytes* request, Bytes* response) override;
 
  private:
+  v1::Job ResolvedJob(const JobSpec& spec) const;
+
   const std::shared_ptr<const ModelCard> card_;
+  const Forecaster* const forecaster_;
   JobManager* const jobs_;
 };
 

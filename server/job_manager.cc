@@ -425,8 +425,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
 
   void TakeChunk(const v1::ResultChunk& chunk) {
     if (!writer_) {
-      absl::StatusOr<ResultWriter> writer =
-          ResultWriter::Create(manager_->store_->ResultPath(spec_.id));
+      absl::StatusOr<AtomicFile> writer = CreateResult(manager_->store_->ResultPath(spec_.id));
       if (!writer.ok()) return FailResult(ResultFailure(writer.status()));
       writer_.emplace(*std::move(writer));
     }
@@ -452,6 +451,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     }
     const absl::Status committed = writer_->Commit();
     if (!committed.ok()) return FailResult(ResultFailure(committed));
+    manager_->forecaster_->Learn(spec_, finished.times());
     const int64_t timeline_bytes = KeepTimeline(finished.timeline());
     const auto fill = [&finished, timeline_bytes](v1::Job* job) {
       const int steps = job->settings().num_inference_steps();
@@ -516,14 +516,16 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   std::vector<std::function<void(const grpc::Status&)>> when_recorded_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::function<void(const grpc::Status&)>> when_ended_ ABSL_GUARDED_BY(mutex_);
 
-  std::optional<ResultWriter> writer_;  // the disk thread's
+  std::optional<AtomicFile> writer_;  // the disk thread's
 };
 
 JobManager::JobManager(JobManagerOptions options, std::shared_ptr<const ModelCard> card,
-                       std::unique_ptr<JobStore> store, Scheduler* scheduler)
+                       std::unique_ptr<JobStore> store, Scheduler* scheduler,
+                       Forecaster* forecaster)
     : options_(options),
       card_(std::move(card)),
       scheduler_(scheduler),
+      forecaster_(forecaster),
       store_(store.get()),
       records_(std::move(store)) {}
 

@@ -16,7 +16,8 @@
 // back.
 //
 // Thread-safe; nothing blocks but Flush and the destructor. Replies come once each, on any thread,
-// and must not block. `scheduler` outlives the manager, and has no job left when it is destroyed.
+// and must not block. `scheduler` and `forecaster` outlive the manager; the scheduler has no job
+// left when it is destroyed.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -32,6 +33,7 @@
 #include "absl/time/time.h"
 #include "dlo/v1/video_generation.pb.h"
 #include "models/model_card.h"
+#include "server/forecaster.h"
 #include "server/job_store.h"
 #include "server/request_resolution.h"
 #include "server/scheduler.h"
@@ -70,8 +72,9 @@ class JobManager {
   using ResultReply =
       std::function<void(const grpc::Status& status, std::shared_ptr<ResultReader> result)>;
 
+  // `forecaster` learns from every job that succeeds.
   JobManager(JobManagerOptions options, std::shared_ptr<const ModelCard> card,
-             std::unique_ptr<JobStore> store, Scheduler* scheduler);
+             std::unique_ptr<JobStore> store, Scheduler* scheduler, Forecaster* forecaster);
   ~JobManager();
   JobManager(const JobManager&) = delete;
   JobManager& operator=(const JobManager&) = delete;
@@ -111,6 +114,7 @@ class JobManager {
   const JobManagerOptions options_;
   const std::shared_ptr<const ModelCard> card_;
   Scheduler* const scheduler_;
+  Forecaster* const forecaster_;
   JobStore* const store_;  // only for the paths of results; the rest is the store thread's
 
   absl::Mutex mutex_;

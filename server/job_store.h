@@ -2,7 +2,7 @@
 //
 //   ASSIGN_OR_RETURN(auto store, JobStore::Open({.folder = "/var/lib/dlo"}));
 //   store->Transaction({[&](JobStore& s) { return s.Insert(record); }}, &statuses);
-//   ASSIGN_OR_RETURN(ResultWriter writer, ResultWriter::Create(store->ResultPath(id)));
+//   ASSIGN_OR_RETURN(AtomicFile writer, CreateResult(store->ResultPath(id)));
 //
 // The folder (made if need be, for its owner only) holds `jobs.db` with its -wal and -shm files,
 // `results/` and `lock`. One process at a time has it open. A job has ended once it has an expire

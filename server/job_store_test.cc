@@ -69,7 +69,7 @@ class JobStoreTest : public testing::Test {
   }
   // The result of `id`, put in place.
   static void WriteResult(JobStore& store, const std::string& id, const std::string& bytes) {
-    absl::StatusOr<ResultWriter> writer = ResultWriter::Create(store.ResultPath(id));
+    absl::StatusOr<AtomicFile> writer = CreateResult(store.ResultPath(id));
     ASSERT_TRUE(writer.ok()) << writer.status();
     ASSERT_TRUE(writer->Write(bytes).ok());
     ASSERT_TRUE(writer->Commit().ok());
@@ -300,7 +300,7 @@ TEST_F(JobStoreTest, ResultsWithoutARecordAreRemovedOnOpening) {
 TEST_F(JobStoreTest, AnAbandonedWriterLeavesNothing) {
   const auto store = Open();
   {
-    absl::StatusOr<ResultWriter> writer = ResultWriter::Create(store->ResultPath("a"));
+    absl::StatusOr<AtomicFile> writer = CreateResult(store->ResultPath("a"));
     ASSERT_TRUE(writer->Write("half").ok());
     EXPECT_EQ(ResultFiles().size(), 1u);
   }
@@ -315,7 +315,7 @@ TEST_F(JobStoreTest, AFullDiskIsResourceExhaustedAndNamesTheFile) {
   rlimit limit = before;
   limit.rlim_cur = 1000;
   setrlimit(RLIMIT_FSIZE, &limit);
-  absl::StatusOr<ResultWriter> writer = ResultWriter::Create(store->ResultPath("a"));
+  absl::StatusOr<AtomicFile> writer = CreateResult(store->ResultPath("a"));
   const absl::Status written = writer->Write(std::string(2000, 'x'));
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(written.code(), absl::StatusCode::kResourceExhausted) << written;
@@ -338,7 +338,7 @@ TEST_F(JobStoreTest, AProcessKilledInTheMiddleOfItsWritesLosesNothingThatItWasPr
       for (int i = 0;; ++i) {
         const std::string id = absl::StrCat(round, "-", i);
         if (!Insert(**store, id).ok()) _exit(2);
-        auto writer = ResultWriter::Create((*store)->ResultPath(id));
+        auto writer = CreateResult((*store)->ResultPath(id));
         if (!writer.ok() || !writer->Write(id).ok() || !writer->Commit().ok()) _exit(3);
         if (!End(**store, id, absl::InfiniteFuture() - absl::Hours(1),
                  static_cast<int64_t>(id.size()))

@@ -7,7 +7,7 @@
 #include <future>
 #include <thread>
 
-#include "media/sha256.h"
+#include "base/sha256.h"
 #include "proto/convert.h"
 #include "server/testing/frontend_harness.h"
 
@@ -18,12 +18,6 @@ using grpc::StatusCode;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-std::string Sha256Of(const std::string& bytes) {
-  Sha256 hash;
-  hash.Update(bytes);
-  return hash.Finish();
-}
 
 std::unique_ptr<grpc::ClientContext> NewContext() {
   auto context = std::make_unique<grpc::ClientContext>();
@@ -317,6 +311,40 @@ TEST_F(JobsTest, ValidateOnlyAnswersTheResolvedRequestAndRunsNothing) {
   EXPECT_EQ(Get("a", &job).error_code(), StatusCode::NOT_FOUND);
   request.mutable_settings()->set_width(17);
   EXPECT_EQ(Submit(request, &job).error_code(), StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(JobsTest, AForecastKnowsThePlanAtOnceAndTheTimeOnceARequestHasRun) {
+  harness_.options().forecaster.work = [](const JobSpec& spec) -> absl::StatusOr<RequestWork> {
+    RequestWork work{.plan = VisitPlan({7})};
+    work.plan.Add(0, spec.settings.num_inference_steps);
+    work.rings = {{"transformer", BlockLayout::Of({TensorSpec{.shape = {256}}})}};
+    work.text_flops = work.decode_flops = 1;
+    work.denoise_flops = spec.settings.num_inference_steps;
+    return work;
+  };
+  harness_.options().forecaster.transfer = "rank-local";
+  harness_.options().forecaster.sharers = 1;
+  Start();
+  v1::GenerateRequest request = FrontendHarness::Request("steps_ms=20");
+  request.set_validate_only(true);
+  v1::Job job;
+  ASSERT_TRUE(Submit(request, &job).ok());
+  EXPECT_FALSE(job.forecast().has_run_time());
+  EXPECT_EQ(job.forecast().plan_digest(), "7:0x4");
+  EXPECT_EQ(job.forecast().bus_bytes(), 4 * 7 * 1024);
+  EXPECT_EQ(job.forecast().transfer(), "rank-local");
+
+  TestCall ran(harness_.channel(), FrontendHarness::Request("steps_ms=20"));
+  ASSERT_TRUE(ran.Finish().ok());
+  EXPECT_FALSE(ran.last_job().has_forecast());
+  request.mutable_settings()->set_num_inference_steps(8);
+  TestCall asked(harness_.channel(), request);
+  ASSERT_TRUE(asked.Finish().ok());
+  const v1::Forecast& forecast = asked.last_job().forecast();
+  EXPECT_EQ(forecast.plan_digest(), "7:0x8");
+  EXPECT_EQ(FromProto(forecast.times().denoise()),
+            2 * FromProto(ran.last_job().result().times().denoise()));
+  EXPECT_GE(FromProto(forecast.run_time()), absl::Milliseconds(160));
 }
 
 TEST_F(JobsTest, ARepeatedRequestIdReturnsTheFirstJobWhetherItRunsOrHasEnded) {

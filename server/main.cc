@@ -1,4 +1,5 @@
 // dlo-serve.
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -8,6 +9,8 @@
 #include "server/serve_config.h"
 
 int main(int argc, char** argv) {
+  // gRPC's own log lines would stand between ours; what they say comes back as an error of ours.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const dlo::InstallLayout layout = dlo::InstallLayout::OfThisProcess();
   const absl::StatusOr<dlo::ServeCommand> command =
       dlo::ParseServeCommand(argc, argv, dlo::EnvironmentOf(environ), layout);

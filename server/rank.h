@@ -10,9 +10,11 @@
 
 namespace dlo {
 
-// Reasons of a loss: the process or its link is gone, or it is alive and gets nowhere.
+// Reasons of a loss: the process or its link is gone, it is alive and gets nowhere, or its group's
+// collectives failed.
 inline constexpr char kRankLost[] = "RANK_LOST";
 inline constexpr char kWaveDeadline[] = "WAVE_DEADLINE";
+inline constexpr char kCollectiveFailed[] = "COLLECTIVE_FAILED";
 
 // The way to the ranks. Thread-safe.
 class RankLinks {

@@ -1,11 +1,10 @@
 // What a rank has sent of its results and the clients have not taken yet: one queue per rank,
 // bounded in messages and bytes.
 //
-//   queue.Open(wave, [call] { call->OnResult(); });   // before the rank hears of the wave
+//   queue.Open(wave, [call] { call->OnResult(); });      // before the rank hears of the wave
 //   if (queue.Push(wave, std::move(chunk))) ReadNext();  // else full: on_room reads on
 //   while (std::optional<ResultItem> item = queue.Pop(wave)) ...
-//   queue.Close(wave);                                // drops what is there and whatever still
-//   comes
+//   queue.Close(wave);  // drops what is there and whatever still comes
 //
 // The queue takes every Push, since the message has already been received; that it is full tells
 // the producer to receive no more, so it never holds more than its limits and one message. Each

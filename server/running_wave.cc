@@ -13,8 +13,8 @@ constexpr size_t kStepsAveraged = 8;
 }  // namespace
 
 RunningWave::RunningWave(uint64_t id, std::vector<std::shared_ptr<Job>> jobs, WaveLimits limits,
-                         absl::Time now)
-    : id_(id), limits_(limits), start_(now), runs_(jobs.size()) {
+                         WaveForecast forecast, absl::Time now)
+    : id_(id), limits_(limits), forecast_(forecast), start_(now), runs_(jobs.size()) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     runs_[i].replica.job = std::move(jobs[i]);
     runs_[i].last_progress = now;
@@ -30,6 +30,11 @@ bool RunningWave::answered() const {
 void RunningWave::NoteCounter(int i, uint64_t counter, absl::Time now) {
   if (runs_[i].counter == counter) return;
   runs_[i].counter = counter;
+  NoteProgress(i, now);
+}
+
+void RunningWave::NoteHeldBack(int i, absl::Time now) {
+  runs_[i].held_back = true;
   NoteProgress(i, now);
 }
 
@@ -58,9 +63,16 @@ absl::Duration RunningWave::NoteStep(int i, int step, int num_steps, absl::Time 
   return step_time;
 }
 
+absl::Duration RunningWave::Predicted(const Run& run) const {
+  const absl::Duration forecast = forecast_.until_decoding + forecast_.decoding;
+  if (forecast == absl::ZeroDuration() && !run.denoising) return absl::ZeroDuration();
+  return std::max(forecast, run.predicted + forecast_.decoding);
+}
+
 absl::Time RunningWave::TooLongAt(const Run& run) const {
-  if (!run.denoising || run.predicted == absl::ZeroDuration()) return absl::InfiniteFuture();
-  return start_ + std::max(limits_.total_min, run.predicted * limits_.total_factor);
+  const absl::Duration predicted = Predicted(run);
+  if (run.held_back || predicted == absl::ZeroDuration()) return absl::InfiniteFuture();
+  return start_ + std::max(limits_.total_min, predicted * limits_.total_factor);
 }
 
 absl::Time RunningWave::NextDeadline() const {
@@ -86,10 +98,11 @@ std::optional<WaveOverdue> RunningWave::FindOverdue(absl::Time now) const {
                             " (wave.stall_timeout)")};
   }
   return WaveOverdue{
-      first,
-      absl::StrCat("was still denoising after ",
-                   absl::FormatDuration(absl::Trunc(now - start_, absl::Milliseconds(1))),
-                   ", more than ", limits_.total_factor, " times what its first steps foretold")};
+      first, absl::StrCat("was still at work after ",
+                          absl::FormatDuration(absl::Trunc(now - start_, absl::Milliseconds(1))),
+                          ", more than ", limits_.total_factor, " times the predicted ",
+                          absl::FormatDuration(
+                              absl::Trunc(Predicted(runs_[first]), absl::Milliseconds(1))))};
 }
 
 }  // namespace dlo

@@ -5,9 +5,10 @@
 //   if (std::optional<WaveOverdue> overdue = wave.FindOverdue(now)) ...
 //
 // A wave is overdue when a replica that has not answered shows no progress for `stall_timeout`, or
-// denoises for longer than `total_factor` times what its steps so far foretell, but never before
-// `total_min`. What makes steady progress is never overdue for being long: the prediction comes
-// from the request's own steps, and from the decoding on only the progress counts.
+// takes longer than `total_factor` times the predicted time, but never before `total_min`. The
+// prediction is the longer of the forecast and what the request's own steps foretell, so that what
+// makes steady progress is not overdue for being long. Without a forecast only the denoising has
+// one, and from the decoding on only the progress counts.
 //
 // On a clock that the caller passes in. A value; one thread at a time.
 #pragma once
@@ -30,6 +31,12 @@ struct WaveLimits {
   double total_factor = 5;
 };
 
+// Of the slowest of its requests; zero: not known.
+struct WaveForecast {
+  absl::Duration until_decoding;
+  absl::Duration decoding;
+};
+
 struct WaveOverdue {
   int replica = 0;    // that has been without progress for longest
   std::string cause;  // with a rank's worker as its subject
@@ -44,7 +51,7 @@ class RunningWave {
 
   // `jobs` has an entry for each replica of the domain; null for those that only walk the plan.
   RunningWave(uint64_t id, std::vector<std::shared_ptr<Job>> jobs, WaveLimits limits,
-              absl::Time now);
+              WaveForecast forecast, absl::Time now);
 
   uint64_t id() const { return id_; }
   int num_replicas() const { return static_cast<int>(runs_.size()); }
@@ -57,6 +64,8 @@ class RunningWave {
   void NoteProgress(int i, absl::Time now) { runs_[i].last_progress = now; }
   // The counter in a heartbeat: progress if it differs from the last one.
   void NoteCounter(int i, uint64_t counter, absl::Time now);
+  // It cannot get rid of its video, which is whole.
+  void NoteHeldBack(int i, absl::Time now);
   // The replica enters another stage of its request.
   void NoteStage(int i, v1::JobState stage, absl::Time now);
   // A step of `num_steps` was done. Returns the mean time of the last few.
@@ -72,6 +81,7 @@ class RunningWave {
     absl::Time last_progress;
     uint64_t counter = 0;
     bool denoising = false;
+    bool held_back = false;
     absl::Time denoising_since;
     absl::Time last_step;
     std::deque<absl::Duration> step_times;  // of the last few
@@ -80,10 +90,13 @@ class RunningWave {
   };
 
   absl::Time StalledAt(const Run& run) const { return run.last_progress + limits_.stall_timeout; }
+  // Zero: not known.
+  absl::Duration Predicted(const Run& run) const;
   absl::Time TooLongAt(const Run& run) const;
 
   const uint64_t id_;
   const WaveLimits limits_;
+  const WaveForecast forecast_;
   const absl::Time start_;
   std::vector<Run> runs_;
 };

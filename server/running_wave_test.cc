@@ -11,8 +11,8 @@ using testing::HasSubstr;
 constexpr absl::Time kStart = absl::UnixEpoch();
 absl::Time At(absl::Duration after) { return kStart + after; }
 
-RunningWave Wave(int replicas, WaveLimits limits = {}) {
-  return RunningWave(7, std::vector<std::shared_ptr<Job>>(replicas), limits, kStart);
+RunningWave Wave(int replicas, WaveLimits limits = {}, WaveForecast forecast = {}) {
+  return RunningWave(7, std::vector<std::shared_ptr<Job>>(replicas), limits, forecast, kStart);
 }
 
 TEST(RunningWaveTest, AVideoOfManyHoursThatMakesProgressIsNeverOverdue) {
@@ -84,13 +84,52 @@ TEST(RunningWaveTest, DenoisingMayTakeFiveTimesWhatItsStepsForetellAndTenMinutes
     EXPECT_EQ(wave.NextDeadline(), At(row.overdue));
     const auto overdue = wave.FindOverdue(At(row.overdue));
     ASSERT_TRUE(overdue);
-    EXPECT_THAT(overdue->cause, HasSubstr("still denoising after"));
+    EXPECT_THAT(overdue->cause, HasSubstr("still at work after"));
     // A faster step later does not make it stricter.
     wave.NoteStep(0, 2, row.num_steps, At(row.text + row.step));
     EXPECT_EQ(wave.NextDeadline(), At(row.overdue));
     wave.NoteStage(0, v1::JOB_STATE_DECODING, At(row.overdue));
     EXPECT_EQ(wave.FindOverdue(At(row.overdue)), std::nullopt);
   }
+}
+
+TEST(RunningWaveTest, AForecastBoundsEveryStage) {
+  const WaveLimits patient = {.stall_timeout = absl::Hours(100)};
+  const WaveForecast forecast = {.until_decoding = absl::Minutes(8), .decoding = absl::Minutes(2)};
+  for (v1::JobState stage : {v1::JOB_STATE_ENCODING_TEXT, v1::JOB_STATE_DECODING}) {
+    RunningWave wave = Wave(1, patient, forecast);
+    wave.NoteStage(0, stage, At(absl::Minutes(1)));
+    EXPECT_EQ(wave.NextDeadline(), At(absl::Minutes(50)));
+    EXPECT_EQ(wave.FindOverdue(At(absl::Minutes(49))), std::nullopt);
+    const auto overdue = wave.FindOverdue(At(absl::Minutes(50)));
+    ASSERT_TRUE(overdue);
+    EXPECT_THAT(overdue->cause,
+                HasSubstr("still at work after 50m, more than 5 times the predicted 10m"));
+  }
+}
+
+TEST(RunningWaveTest, TheRequestsOwnStepsOverruleAForecastThatWasTooShort) {
+  RunningWave wave = Wave(1, {.stall_timeout = absl::Hours(100)},
+                          {.until_decoding = absl::Minutes(8), .decoding = absl::Minutes(2)});
+  wave.NoteStage(0, v1::JOB_STATE_DENOISING, At(absl::Minutes(1)));
+  wave.NoteStep(0, 1, 10, At(absl::Minutes(4)));  // 31 minutes up to the decoding
+  EXPECT_EQ(wave.NextDeadline(), At(5 * absl::Minutes(33)));
+  wave.NoteStage(0, v1::JOB_STATE_DECODING, At(absl::Minutes(31)));
+  EXPECT_EQ(wave.NextDeadline(), At(5 * absl::Minutes(33)));
+}
+
+TEST(RunningWaveTest, AShortForecastStillLeavesTenMinutes) {
+  const RunningWave wave =
+      Wave(1, {.stall_timeout = absl::Hours(100)}, {.until_decoding = absl::Milliseconds(3)});
+  EXPECT_EQ(wave.NextDeadline(), At(absl::Minutes(10)));
+}
+
+TEST(RunningWaveTest, WhatOnlyWaitsForItsClientIsNeverTooLong) {
+  RunningWave wave = Wave(1, {}, {.until_decoding = absl::Minutes(8)});
+  wave.NoteHeldBack(0, At(absl::Minutes(39)));
+  EXPECT_EQ(wave.NextDeadline(), At(absl::Minutes(49)));
+  wave.NoteHeldBack(0, At(absl::Minutes(48)));
+  EXPECT_EQ(wave.FindOverdue(At(absl::Minutes(50))), std::nullopt);
 }
 
 }  // namespace

@@ -227,7 +227,7 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
     for (int i = 0; i < domain.wave->num_replicas(); ++i) {
       // A rank that waits for its client is held back, not stuck.
       const int primary = domain.ranks.replicas[i].front();
-      if (links_->result_queue(primary)->holds_back()) domain.wave->NoteProgress(i, now);
+      if (links_->result_queue(primary)->holds_back()) domain.wave->NoteHeldBack(i, now);
     }
     const std::optional<WaveOverdue> overdue = domain.wave->FindOverdue(now);
     if (!overdue) continue;
@@ -424,7 +424,7 @@ void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
   const std::vector<std::vector<int>>& replicas = domain.ranks.replicas;
   std::vector<std::shared_ptr<Job>> jobs(replicas.size());
   for (size_t i = 0; i < ids.size(); ++i) jobs[i] = active_.at(ids[i]);
-  domain.wave.emplace(id, jobs, options_.wave_limits, absl::Now());
+  domain.wave.emplace(id, jobs, options_.wave_limits, Forecast(jobs), absl::Now());
   // Nobody may answer before all is in place to take it.
   for (size_t i = 0; i < ids.size(); ++i) StartJob(replicas[i].front(), id, jobs[i]);
   for (size_t i = 0; i < replicas.size(); ++i) {
@@ -446,10 +446,23 @@ void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
   }
 }
 
+WaveForecast Scheduler::Forecast(const std::vector<std::shared_ptr<Job>>& jobs) const {
+  WaveForecast slowest;
+  if (!options_.forecast) return slowest;
+  for (const std::shared_ptr<Job>& job : jobs) {
+    if (job == nullptr) continue;
+    const WaveForecast forecast = options_.forecast(job->spec);
+    slowest.until_decoding = std::max(slowest.until_decoding, forecast.until_decoding);
+    slowest.decoding = std::max(slowest.decoding, forecast.decoding);
+  }
+  return slowest;
+}
+
 void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job) {
   job->rank = rank;
   job->source = ResultSource{links_->result_queue(rank), wave};
   job->snapshot.clear_progress();
+  job->snapshot.set_state(v1::JOB_STATE_ADMITTED);
   *job->snapshot.mutable_start_time() = ToProto(absl::Now());
   job->source->queue->Open(wave, [this, rank, wave, listener = job->listener] {
     Post([this, rank, wave, listener] {
@@ -458,6 +471,7 @@ void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& jo
     });
   });
   if (auto listener = job->listener.lock()) listener->OnStarted(*job->source);
+  TellSnapshot(*job);
 }
 
 void Scheduler::CancelWave(const std::shared_ptr<Job>& job) {

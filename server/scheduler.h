@@ -56,6 +56,8 @@ struct SchedulerOptions {
   // Equal texts may share a wave; by default those of CompatibilityKey.
   std::function<absl::StatusOr<std::string>(const JobSpec&)> wave_key;
   WaveLimits wave_limits;
+  // How long a job will take; by default not known.
+  std::function<WaveForecast(const JobSpec&)> forecast;
   // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
   // job.
   absl::Duration client_stall_timeout = absl::Seconds(60);
@@ -126,6 +128,7 @@ class Scheduler {
   int FreeCapacity() const;
   void Dispatch();
   void StartWave(Domain& domain, const std::vector<std::string>& ids);
+  WaveForecast Forecast(const std::vector<std::shared_ptr<Job>>& jobs) const;
   void StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job);
   // The wave that `rank` is to reply to; null, and counted, if `wave` is not it.
   RunningWave* FindWave(int rank, uint64_t wave);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 namespace dlo {
@@ -132,8 +133,9 @@ TEST(SchedulerTest, RepliesWithAnotherWavesIdChangeNothing) {
   scheduler.OnFinished(0, 1);
   EXPECT_THAT(links.WaitSent(2), testing::ElementsAre("0 assign 1 a", "0 assign 2 b"));
   EXPECT_EQ(scheduler.late_replies(), 3);
-  EXPECT_THAT(a.listener->states(),
-              testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_DECODING));
+  EXPECT_THAT(
+      a.listener->states(),
+      testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_ADMITTED, v1::JOB_STATE_DECODING));
 }
 
 TEST(SchedulerTest, ACancelledWaveKeepsItsRankBusyUntilItIsAnswered) {
@@ -234,8 +236,9 @@ TEST(SchedulerTest, ACancelledOrFailedMemberEndsAloneAndItsNeighboursGoOn) {
   scheduler.OnProgress(0, progress);
   scheduler.OnFinished(0, 1);
   EXPECT_EQ(links.WaitSent(5)[4], "0 assign 2 d");
-  EXPECT_THAT(a.listener->states(),
-              testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_DENOISING));
+  EXPECT_THAT(
+      a.listener->states(),
+      testing::ElementsAre(v1::JOB_STATE_QUEUED, v1::JOB_STATE_ADMITTED, v1::JOB_STATE_DENOISING));
   EXPECT_EQ(scheduler.late_replies(), 0);
 }
 
@@ -285,6 +288,30 @@ TEST(SchedulerTest, RepliesFromTheWrongReplicaOrASecondTimeAreDroppedAndCounted)
   const std::vector<std::string> sent = links.WaitSent(6);
   EXPECT_THAT(std::vector<std::string>(sent.begin() + 4, sent.end()),
               testing::ElementsAre("2 cancel 1", "3 cancel 1"));
+}
+
+TEST(SchedulerTest, AWaveThatTakesManyTimesTheForecastOfItsSlowestRequestIsOverdue) {
+  FakeLinks links(2);
+  SchedulerOptions options = Joined(2);
+  options.wave_key = [](const JobSpec&) { return "one"; };
+  options.wave_limits = {.total_min = absl::ZeroDuration()};
+  options.forecast = [](const JobSpec& spec) {
+    return WaveForecast{.until_decoding = spec.settings.width * absl::Milliseconds(1)};
+  };
+  absl::Notification overdue;
+  RankLoss loss;
+  options.on_overdue = [&](int, RankLoss why) {
+    loss = std::move(why);
+    overdue.Notify();
+  };
+  Scheduler scheduler(options, &links);
+  TestJob small("small", 1), large("large", 4);
+  scheduler.Submit(small.job);
+  scheduler.Submit(large.job);
+  scheduler.OnDomainReady(0);
+  ASSERT_TRUE(overdue.WaitForNotificationWithTimeout(kTimeout));
+  EXPECT_EQ(loss.reason, kWaveDeadline);
+  EXPECT_THAT(loss.cause, testing::HasSubstr("more than 5 times the predicted 4ms"));
 }
 
 TEST(SchedulerTest, IncompatibleRequestsRunInWavesOfTheirOwn) {

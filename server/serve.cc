@@ -91,10 +91,18 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
                                                   const InstallLayout& layout) {
   ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
   FrontendOptions options;
-  options.domains =
-      DispatchDomains(topology, config.offload.transfer == ServeConfig::Transfer::kRankLocal
-                                    ? WeightTransfer::kRankLocal
-                                    : WeightTransfer::kNone);
+  const WeightTransfer transfer = topology.EffectiveTransfer(config.offload.transfer);
+  options.domains = DispatchDomains(topology, transfer);
+  if (transfer != config.offload.transfer) {
+    spdlog::info("offload.transfer is {}: with one replica there is nothing to gather",
+                 std::string(WeightTransferName(transfer)));
+  }
+  options.forecaster.transfer = std::string(WeightTransferName(transfer));
+  if (transfer != WeightTransfer::kNone) {
+    const std::optional<GroupKind> group = topology.WeightGroup(transfer);
+    options.forecaster.sharers =
+        group ? static_cast<int>(topology.Group(*group, Rank{0}).size()) : 1;
+  }
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
@@ -108,9 +116,21 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
       absl::StrCat("--model=", model.string()),
       absl::StrCat("--dtype=", std::string(DTypeName(config.model.dtype))),
       absl::StrCat("--device=", config.device), absl::StrCat("--log-level=", config.log_level)};
-  if (config.offload.transfer == ServeConfig::Transfer::kRankLocal) {
-    options.supervisor.worker_arguments.push_back(
-        absl::StrCat("--stream-slots=", config.offload.slots));
+  if (transfer != WeightTransfer::kNone) {
+    for (std::string argument :
+         {absl::StrCat("--dp=", config.parallel.dp),
+          absl::StrCat("--transfer=", WeightTransferName(transfer)),
+          absl::StrCat("--slots=", config.offload.slots),
+          absl::StrCat("--resident-layers=", config.offload.resident_layers),
+          absl::StrCat("--device-memory-limit=", config.offload.device_memory_limit_bytes),
+          absl::StrCat("--host-memory-limit=", config.offload.host_memory_limit_bytes),
+          // A peer computes at its own pace between two collectives, for as long as a wave may be
+          // without progress.
+          absl::StrCat(
+              "--collective-timeout-s=",
+              absl::ToInt64Seconds(absl::Ceil(config.wave.stall_timeout, absl::Seconds(1))))}) {
+      options.supervisor.worker_arguments.push_back(std::move(argument));
+    }
   }
   PlacementOptions placement{.num_ranks = topology.world_size(),
                              .threads = config.worker_threads,
@@ -129,6 +149,9 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =
         [card = shared_card](const JobSpec& spec) -> absl::StatusOr<std::string> {
@@ -155,6 +178,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
 int Serve(const ServeConfig& config, const InstallLayout& layout) {
   EndEvents end;
   StartLogging("dlo-serve", config.log_level);
+  for (const std::string& notice : config.notices) spdlog::warn("{}", notice);
   absl::StatusOr<std::unique_ptr<Frontend>> frontend = StartFrontend(config, layout, &end);
   if (!frontend.ok()) {
     spdlog::error("{}", std::string(frontend.status().message()));

@@ -20,6 +20,7 @@
 #include "loader/model_path.h"
 #include "models/model_files.h"
 #include "proto/build_id.h"
+#include "server/reference_flags.h"
 
 namespace dlo {
 namespace {
@@ -103,7 +104,9 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .type = ConfigType::kInt,
        .flag = "--resident-layers",
        .fallback = "0",
-       .help = "leading blocks that stay on the device while the others are streamed"},
+       .allowed = {"auto"},
+       .help = "leading blocks of a transformer that stay on the device while the others are "
+               "streamed; auto: as many as fit under offload.device_memory_limit"},
       {.key = "offload.slots",
        .type = ConfigType::kInt,
        .flag = "--slots",
@@ -111,6 +114,17 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .min = 2,
        .max = 64,
        .help = "device buffers, one block each, for streamed blocks"},
+      {.key = "offload.device_memory_limit",
+       .type = ConfigType::kBytes,
+       .flag = "--device-memory-limit",
+       .fallback = "0",
+       .help = "device memory that resident_layers auto fills; 0: none given"},
+      {.key = "offload.host_memory_limit",
+       .type = ConfigType::kBytes,
+       .flag = "--host-memory-limit",
+       .fallback = "0",
+       .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
+               "limit"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -192,6 +206,41 @@ std::string ListenProblem(const std::string& address) {
   return "";
 }
 
+ParallelConfig ParallelOf(const Config& config) {
+  const auto degree = [&](const char* key) { return static_cast<int>(config.Int(key)); };
+  return {.dp = degree("parallel.dp"),
+          .tp = degree("parallel.tp"),
+          .ulysses = degree("parallel.sp"),
+          .cfg = degree("parallel.cfg")};
+}
+
+// The schema allows no other names.
+WeightTransfer TransferOf(const Config& config) {
+  return *ParseWeightTransfer(config.String("offload.transfer"));
+}
+
+// The rules of base/topology, with the origin of each setting that a line names.
+std::vector<std::string> FindCombinationProblems(const Config& config) {
+  const ParallelConfig parallel = ParallelOf(config);
+  absl::Status status = CheckCombination(
+      parallel, {.transfer = TransferOf(config),
+                 .resident_layers = static_cast<int>(config.Int("offload.resident_layers"))});
+  if (status.ok()) status = CheckAvailable(parallel);
+  if (status.ok()) return {};
+  std::vector<std::string> problems = absl::StrSplit(absl::string_view(status.message()), '\n');
+  for (std::string& problem : problems) {
+    std::vector<std::string> origins;
+    for (const char* key : {"parallel.dp", "parallel.tp", "parallel.sp", "parallel.cfg",
+                            "offload.transfer", "offload.resident_layers"}) {
+      if (!config.IsDefault(key) && absl::StrContains(problem, config.FlagOf(key) + " ")) {
+        origins.push_back(absl::StrCat(key, " from ", config.OriginText(key)));
+      }
+    }
+    if (!origins.empty()) absl::StrAppend(&problem, " (", absl::StrJoin(origins, ", "), ")");
+  }
+  return problems;
+}
+
 // What the schema cannot say about one key. Each problem names key, value, origin and way out.
 std::vector<std::string> FindProblems(const Config& config) {
   std::vector<std::string> problems;
@@ -206,11 +255,8 @@ std::vector<std::string> FindProblems(const Config& config) {
   if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
     add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
   }
-  for (const char* key : {"parallel.sp", "parallel.tp", "parallel.cfg"}) {
-    if (config.Int(key) > 1) {
-      add(key, absl::StrCat(config.Int(key)),
-          "more than one device for a request is not available yet; set it to 1");
-    }
+  for (std::string& problem : FindCombinationProblems(config)) {
+    problems.push_back(std::move(problem));
   }
   if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
     add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
@@ -223,14 +269,10 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
   }
   const std::string& transfer = config.String("offload.transfer");
-  if (transfer == "allgather") {
-    add("offload.transfer", transfer,
-        "sharded weights are not available yet; set it to rank-local or none");
-  }
-  if (config.Int("offload.resident_layers") != 0) {
-    add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
-        transfer == "none" ? "with offload.transfer none all layers are resident; set it to 0"
-                           : "resident layers are not available yet; set it to 0");
+  if (config.Int("offload.resident_layers") == kResidentLayersAuto &&
+      config.Bytes("offload.device_memory_limit") == 0) {
+    add("offload.resident_layers", "auto",
+        "there is no offload.device_memory_limit to fill; set it, or a number of layers");
   }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
@@ -254,11 +296,11 @@ ServeConfig ToServeConfig(const Config& config) {
                     .sp = integer("parallel.sp"),
                     .tp = integer("parallel.tp"),
                     .cfg = integer("parallel.cfg")};
-  serve.offload = {.transfer = config.String("offload.transfer") == "rank-local"
-                                   ? ServeConfig::Transfer::kRankLocal
-                                   : ServeConfig::Transfer::kNone,
+  serve.offload = {.transfer = TransferOf(config),
                    .resident_layers = integer("offload.resident_layers"),
-                   .slots = integer("offload.slots")};
+                   .slots = integer("offload.slots"),
+                   .device_memory_limit_bytes = config.Bytes("offload.device_memory_limit"),
+                   .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule
@@ -274,10 +316,12 @@ ServeConfig ToServeConfig(const Config& config) {
 }
 
 struct CommandLine {
+  ReferenceFlags reference;
   bool check = false;
   bool print_config = false;
   std::optional<std::string> config_file;
   std::map<std::string, std::string> flags;
+  std::map<std::string, std::string> flags_as_written;
   std::string text;  // of --help or --version; empty: neither
 };
 
@@ -288,8 +332,9 @@ std::string FlagHelp(const ConfigKey& key) {
       key.fallback.empty() ? "" : absl::StrCat(" (", key.fallback, ")"));
 }
 
-absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
-                                             const ConfigSchema& schema) {
+absl::Status ParseCommandLine(int argc, const char* const* argv, const ConfigSchema& schema,
+                              CommandLine* result) {
+  CommandLine& line = *result;
   CLI::App app(
       "Serves a text-to-video model over gRPC. Without --config and --model: the demo model.\n"
       "A flag beats the environment, the environment the file, the file the default.",
@@ -315,21 +360,22 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
         app.add_option(schema[i].flag, values[i], FlagHelp(schema[i]))->type_name("VALUE"));
     known.push_back(schema[i].flag);
   }
+  line.reference.AddTo(app);
+  for (std::string& name : ReferenceFlags::Names()) known.push_back(std::move(name));
   CLI::App* serve = app.add_subcommand("serve", "serve (what happens without a subcommand)");
   CLI::App* check =
       app.add_subcommand("check", "check configuration and model repository, and exit");
   serve->fallthrough();
   check->fallthrough();
 
-  CommandLine line;
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     line.text = app.help();
-    return line;
+    return absl::OkStatus();
   } catch (const CLI::CallForVersion&) {
     line.text = absl::StrCat("dlo-serve ", BuildId(), "\n");
-    return line;
+    return absl::OkStatus();
   } catch (const CLI::ParseError& error) {
     return absl::InvalidArgumentError(absl::StrCat(error.what(), "; see dlo-serve --help"));
   }
@@ -347,7 +393,10 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
   for (size_t i = 0; i < schema.size(); ++i) {
     if (options[i]->count() > 0) line.flags[schema[i].flag] = values[i];
   }
-  return line;
+  ASSIGN_OR_RETURN(ReferenceFlags::MappedFlags mapped, line.reference.Map(line.flags));
+  line.flags.merge(mapped.values);
+  line.flags_as_written = std::move(mapped.as_written);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -386,7 +435,8 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
   constexpr char kNoModel[] = "(none)";
   const ConfigSchema schema =
       ServeSchema(demo.ok() ? demo->string() : kNoModel, DefaultDataDir(environment));
-  ASSIGN_OR_RETURN(const CommandLine line, ParseCommandLine(argc, argv, schema));
+  CommandLine line;
+  RETURN_IF_ERROR(ParseCommandLine(argc, argv, schema, &line));
   ServeCommand command;
   if (!line.text.empty()) {
     command.action = ServeCommand::Action::kPrint;
@@ -398,6 +448,7 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
   sources.environment = environment;
   sources.other_environment = {kConfigVariable};
   sources.flags = line.flags;
+  sources.flags_as_written = line.flags_as_written;
   if (line.config_file) {
     sources.file = *line.config_file;
   } else if (const auto it = environment.find(kConfigVariable); it != environment.end()) {
@@ -409,15 +460,20 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
   if (!problems.empty()) return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
 
   command.config = ToServeConfig(config);
+  command.config.notices = line.reference.Notices(config.String("offload.transfer") != "none");
   command.action = line.check ? ServeCommand::Action::kCheck : ServeCommand::Action::kServe;
   if (line.print_config) {
     command.action = ServeCommand::Action::kPrint;
-    command.text = config.Dump();
+    for (const std::string& notice : command.config.notices) {
+      absl::StrAppend(&command.text, "# ", notice, "\n");
+    }
+    absl::StrAppend(&command.text, config.Dump());
   }
   return command;
 }
 
 absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
+  for (const std::string& notice : config.notices) out << "note: " << notice << "\n";
   out << "configuration: ok\n";
   ASSIGN_OR_RETURN(const std::filesystem::path root, ResolveModelPath(config.model.path));
   out << "model: " << root.string() << "\n";

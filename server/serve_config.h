@@ -1,14 +1,18 @@
 // What dlo-serve is told by its command line, environment and configuration file.
 //
-//   ASSIGN_OR_RETURN(ServeCommand command, ParseServeCommand(argc, argv, EnvironmentOf(environ),
-//   InstallLayout::OfThisProcess())); if (command.action == ServeCommand::Action::kPrint) std::cout
-//   << command.text; if (command.action == ServeCommand::Action::kCheck) return
-//   CheckServeConfig(command.config, std::cout); Serve(command.config);
+//   ASSIGN_OR_RETURN(ServeCommand command,
+//                    ParseServeCommand(argc, argv, EnvironmentOf(environ),
+//                                      InstallLayout::OfThisProcess()));
+//   if (command.action == ServeCommand::Action::kPrint) std::cout << command.text;
+//   if (command.action == ServeCommand::Action::kCheck) {
+//     return CheckServeConfig(command.config, std::cout);
+//   }
+//   Serve(command.config);
 //
 // Command lines: `dlo-serve [serve] [--config FILE] [flags]`, `dlo-serve check [--config FILE]
-// [flags]`, each with --print-config,
-// --help or --version. Every key of the file has a flag and an environment variable; see
-// base/config.h. Without a model.path the demo model is served.
+// [flags]`, each with --print-config, --help or --version. Every key of the file has a flag and an
+// environment variable; see base/config.h. The offloading flags of the reference system are taken,
+// too (reference_flags.h). Without a model.path the demo model is served.
 //
 // Errors are INVALID_ARGUMENT, one line for each thing that is wrong, and name key, value and way
 // out.
@@ -18,11 +22,13 @@
 #include <iosfwd>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "base/topology.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {
@@ -39,11 +45,12 @@ struct ServeConfig {
     int tp = 1;
     int cfg = 1;
   };
-  enum class Transfer { kNone, kRankLocal };
   struct Offload {
-    Transfer transfer = Transfer::kNone;
-    int resident_layers = 0;
+    WeightTransfer transfer = WeightTransfer::kNone;
+    int resident_layers = 0;  // or kResidentLayersAuto
     int slots = 2;
+    int64_t device_memory_limit_bytes = 0;  // for kResidentLayersAuto
+    int64_t host_memory_limit_bytes = 0;    // of the streamed blocks on a host; 0: none
   };
 
   Model model;
@@ -67,6 +74,7 @@ struct ServeConfig {
   absl::Duration shutdown_grace = absl::Minutes(5);   // for running requests after SIGTERM
   int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
   std::string log_level = "info";
+  std::vector<std::string> notices;  // of flags that do nothing, for people
 };
 
 // Where the files that come with the program lie.

@@ -176,6 +176,10 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "0",
                                                       "--slots",
                                                       "2",
+                                                      "--device-memory-limit",
+                                                      "0",
+                                                      "--host-memory-limit",
+                                                      "0",
                                                       "--max-waiting",
                                                       "7",
                                                       "--result-ttl",
@@ -265,19 +269,26 @@ INSTANTIATE_TEST_SUITE_P(
     All, ServeConfigRefusalTest,
     ::testing::Values(
         WrongArguments{{"--sp", "2"},
-                       "parallel.sp is 2 (flag --sp), but more than one device for a request is "
-                       "not available yet; set it to 1"},
-        WrongArguments{{"--tp", "2"}, "parallel.tp is 2"},
-        WrongArguments{{"--cfg", "2"}, "parallel.cfg is 2"},
+                       "--sp 2: sequence parallelism is not available yet; set it to 1 "
+                       "(parallel.sp from flag --sp)"},
+        WrongArguments{{"--tp", "2"}, "--tp 2: tensor parallelism is not available yet"},
+        WrongArguments{{"--cfg", "2"}, "--cfg 2: guidance parallelism is not available yet"},
+        WrongArguments{{"--dp", "64", "--sp", "65"},
+                       "--dp 64 x --tp 1 x --sp 65 x --cfg 1 asks for more than 4096 ranks"},
         WrongArguments{{"--cfg", "3"}, "from 1 to 2"},
         WrongArguments{{"--dp", "0"}, "--dp is \"0\", but must be a whole number from 1"},
-        WrongArguments{{"--transfer", "allgather"},
-                       "offload.transfer is allgather (flag --transfer)"},
-        WrongArguments{{"--transfer", "allgather"}, "set it to rank-local or none"},
-        WrongArguments{{"--transfer", "rank-local", "--resident-layers", "4"},
-                       "resident layers are not available yet"},
+        WrongArguments{{"--transfer", "rank-local", "--resident-layers", "auto"},
+                       "there is no offload.device_memory_limit to fill"},
+        WrongArguments{{"--resident-layers", "auto"},
+                       "--resident-layers auto with --transfer none"},
+        WrongArguments{{"--resident-layers", "some"}, "a whole number from 0 to"},
         WrongArguments{{"--transfer", "rank_local"}, "did you mean rank-local?"},
-        WrongArguments{{"--resident-layers", "3"}, "all layers are resident"},
+        WrongArguments{{"--resident-layers", "3"},
+                       "--resident-layers 3 with --transfer none: without streaming all blocks are "
+                       "on the device; use --resident-layers 0, or --transfer rank-local "
+                       "(offload.resident_layers from flag --resident-layers)"},
+        WrongArguments{{"--transfer", "allgather", "--resident-layers", "3"},
+                       "--resident-layers 3 with --transfer allgather"},
         WrongArguments{{"--slots", "3"}, "there are no slots"},
         WrongArguments{{"--slots", "1"}, "from 2 to 64"},
         WrongArguments{{"--metrics-listen", "127.0.0.1:9"}, "metrics are not available yet"},
@@ -303,6 +314,59 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--listen"}, "--listen"},
         WrongArguments{{"--listen", "a:1", "--listen", "b:2"}, "--listen"},
         WrongArguments{{"serve", "check"}, ""}));
+
+TEST(ServeConfigTest, AllTheRulesThatASettingBreaksAreToldAtOnce) {
+  const Folder folder;
+  const std::string file = folder.Write("c.yaml", "parallel: {sp: 2}\n");
+  const absl::Status status = Parse({"--config", file, "--tp", "2", "--slots", "3"}).status();
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("--tp 2: "),
+                    HasSubstr("--sp 2: sequence parallelism is not available yet; set it to 1 "
+                              "(parallel.sp from file " +
+                              file + ":1)"),
+                    HasSubstr("offload.slots is 3")));
+}
+
+TEST(ServeConfigTest, TheReferencesFlagsSetTheTransfer) {
+  EXPECT_EQ(Parse({"--enable-distributed-layerwise-offload", "--dlo-no-use-allgather"})
+                ->config.offload.transfer,
+            WeightTransfer::kRankLocal);
+  EXPECT_EQ(Parse({"--enable-distributed-layerwise-offload"})->config.offload.transfer,
+            WeightTransfer::kAllGather);
+  // They are flags, which beat environment and file.
+  const Folder folder;
+  const std::string file = folder.Write("c.yaml", "offload: {transfer: none}\n");
+  const absl::StatusOr<ServeCommand> printed =
+      Parse({"--config", file, "--enable-distributed-layerwise-offload", "--dlo-no-use-allgather",
+             "--dlo-resident-layers", "0", "--print-config"},
+            {{"DLO_OFFLOAD_TRANSFER", "none"}});
+  ASSERT_TRUE(printed.ok()) << printed.status();
+  EXPECT_THAT(printed->text,
+              AllOf(HasSubstr("transfer: rank-local  # flag "
+                              "--enable-distributed-layerwise-offload --dlo-no-use-allgather\n"),
+                    HasSubstr("resident_layers: 0  # flag --dlo-resident-layers\n")));
+  EXPECT_THAT(Parse({"--dlo-resident-layers", "many"}).status().message(),
+              HasSubstr("--dlo-resident-layers is \"many\", but must be a whole number"));
+  EXPECT_THAT(Parse({"--dlo-use-allgathr"}).status().message(),
+              HasSubstr("did you mean --dlo-use-allgather?"));
+}
+
+TEST(ServeConfigTest, OlderOffloadersAreTakenAndReportedAsSuperseded) {
+  const absl::StatusOr<ServeCommand> alone = Parse({"--enable-layerwise-offload"});
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->config.offload.transfer, WeightTransfer::kNone);
+  ASSERT_EQ(alone->config.notices.size(), 1u);
+  EXPECT_THAT(alone->config.notices[0], AllOf(HasSubstr("--enable-layerwise-offload is superseded"),
+                                              HasSubstr("use --transfer rank-local")));
+  const absl::StatusOr<ServeCommand> both =
+      Parse({"--transfer", "rank-local", "--enable-cpu-offload", "--enable-layerwise-offload"});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->config.notices.size(), 2u);
+  EXPECT_THAT(both->config.notices[0],
+              HasSubstr("--enable-cpu-offload is superseded by distributed layerwise offload"));
+  EXPECT_THAT(Parse({"--print-config", "--enable-cpu-offload"})->text,
+              ::testing::StartsWith("# --enable-cpu-offload is superseded"));
+}
 
 TEST(ServeConfigTest, GoodAddressesAreTaken) {
   for (const char* address :

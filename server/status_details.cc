@@ -59,8 +59,7 @@ grpc::Status QueueFullStatus(int waiting_max, absl::Duration retry_delay) {
   google::rpc::RetryInfo detail;
   *detail.mutable_retry_delay() = ToProto(retry_delay);
   return WithDetails(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                     absl::StrCat("the queue is full (queue.max_waiting is ", waiting_max,
-                                  "); try again in ", absl::FormatDuration(retry_delay)),
+                     absl::StrCat("the queue is full (queue.max_waiting is ", waiting_max, ")"),
                      detail);
 }
 

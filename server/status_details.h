@@ -1,7 +1,7 @@
 // gRPC statuses with google.rpc details, as the public API promises them.
 //
-//   return StatusWithReason(grpc::StatusCode::UNAVAILABLE, "RANK_LOST", "rank 0 was killed by
-//   signal 9", {{"rank", "0"}});
+//   return StatusWithReason(grpc::StatusCode::UNAVAILABLE, "RANK_LOST",
+//                           "rank 0 was killed by signal 9", {{"rank", "0"}});
 #pragma once
 
 #include <grpcpp/support/status.h>

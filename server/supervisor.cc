@@ -1,6 +1,7 @@
 #include "server/supervisor.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
@@ -12,8 +13,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -22,6 +25,25 @@ namespace {
 
 // From the end of a worker's link to its kill.
 constexpr absl::Duration kExitGrace = absl::Seconds(5);
+// From the exit of a rank whose collective failed to blaming the peer it names.
+constexpr absl::Duration kBlameGrace = absl::Milliseconds(500);
+
+// A TCP socket that listens on some port of the loopback interface.
+absl::StatusOr<std::pair<int, int>> ListenOnLoopback() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::ErrnoToStatus(errno, "has no rendezvous: socket");
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(fd, SOMAXCONN) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    const int error = errno;
+    close(fd);
+    return absl::ErrnoToStatus(error, "has no rendezvous on 127.0.0.1");
+  }
+  return std::make_pair(fd, int{ntohs(address.sin_port)});
+}
 
 }  // namespace
 
@@ -72,6 +94,7 @@ void Supervisor::OnReady(int rank) {
       return;
     }
     domain.ready_since = absl::Now();
+    domain.ever_ready = true;
     domain.failed_starts = 0;
     if (!kill_at_) events_.on_ready(r.domain);
   });
@@ -91,6 +114,18 @@ void Supervisor::OnDetached(int rank, uint64_t incarnation) {
   Post([this, rank, incarnation] {
     Rank& r = ranks_[rank];
     if (r.incarnation == incarnation) r.detached_at = absl::Now();
+  });
+}
+
+void Supervisor::OnGroupBroken(int rank, std::vector<int> blamed, std::string message) {
+  Post([this, rank, blamed = std::move(blamed), message = std::move(message)] {
+    const int culprit = blamed.empty() ? rank : blamed.front();
+    if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return;
+    ranks_[rank].broken_group =
+        RankLoss{.rank = culprit,
+                 .cause = blamed.empty() ? absl::StrCat("lost its weight group: ", message)
+                                         : absl::StrCat("failed its weight group: ", message),
+                 .reason = kCollectiveFailed};
   });
 }
 
@@ -176,6 +211,10 @@ void Supervisor::Reap(int d) {
     const std::optional<ExitStatus> exit = ranks_[rank].process->TryWait();
     if (!exit) continue;
     ranks_[rank].process.reset();
+    if (ranks_[rank].broken_group) {
+      domain.blame_at = std::min(domain.blame_at, absl::Now() + kBlameGrace);
+      continue;
+    }
     // One that was killed is the reason that others, which talked to it, exit.
     if (loss && (loss->signal || !exit->signal)) continue;
     loss = RankLoss{.rank = rank,
@@ -183,7 +222,22 @@ void Supervisor::Reap(int d) {
                     .signal = exit->signal,
                     .exit_code = exit->exit_code};
   }
-  if (loss && domain.phase == DomainPhase::kUp && !kill_at_) HandleLoss(loss->rank, *loss);
+  if (domain.phase != DomainPhase::kUp || kill_at_) return;
+  if (loss) {
+    HandleLoss(loss->rank, *loss);
+  } else if (absl::Now() >= domain.blame_at) {
+    BlameForBrokenGroup(d);
+  }
+}
+
+void Supervisor::BlameForBrokenGroup(int d) {
+  for (int rank : domains_[d].ranks) {
+    if (ranks_[rank].process || !ranks_[rank].broken_group) continue;
+    const RankLoss loss = *ranks_[rank].broken_group;
+    // It answers nobody, so it would not hear of SIGTERM either.
+    if (ranks_[loss.rank].process) ranks_[loss.rank].process->Signal(SIGKILL);
+    return HandleLoss(loss.rank, loss);
+  }
 }
 
 bool Supervisor::AnyProcess(const Domain& domain) const {
@@ -214,8 +268,8 @@ int Supervisor::PollTimeoutMs() const {
         break;
       case DomainPhase::kUp:
         if (kill_at_) break;
-        next =
-            std::min(next, now + std::min(options_.heartbeat_timeout / 4, absl::Milliseconds(250)));
+        next = std::min({next, domain.blame_at,
+                         now + std::min(options_.heartbeat_timeout / 4, absl::Milliseconds(250))});
         break;
     }
   }
@@ -227,20 +281,34 @@ void Supervisor::StartDomain(int d) {
   Domain& domain = domains_[d];
   domain.phase = DomainPhase::kUp;
   domain.ready_since.reset();
+  domain.blame_at = absl::InfiniteFuture();
+  Rendezvous rendezvous = {.server_rank = domain.ranks.front()};
+  if (options_.domains[d].collective()) {
+    const absl::StatusOr<std::pair<int, int>> listening = ListenOnLoopback();
+    if (!listening.ok()) {
+      ranks_[rendezvous.server_rank].start_failure = listening.status();
+      return HandleLoss(rendezvous.server_rank, {.rank = rendezvous.server_rank});
+    }
+    std::tie(rendezvous.fd, rendezvous.port) = *listening;
+  }
+  absl::Cleanup close_rendezvous = [&] {
+    if (rendezvous.fd >= 0) close(rendezvous.fd);
+  };
   for (int rank : domain.ranks) {
-    const absl::Status status = StartWorker(rank);
+    const absl::Status status = StartWorker(rank, rendezvous);
     if (status.ok()) continue;
     ranks_[rank].start_failure = status;
     return HandleLoss(rank, {.rank = rank});
   }
 }
 
-absl::Status Supervisor::StartWorker(int rank) {
+absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
   Rank& r = ranks_[rank];
   ++r.incarnation;
   r.phase = RankPhase::kStarting;
   r.detached_at.reset();
   r.start_failure = absl::OkStatus();
+  r.broken_group.reset();
   r.since = absl::Now();
   links_->Expect(rank, r.incarnation);
 
@@ -248,11 +316,18 @@ absl::Status Supervisor::StartWorker(int rank) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
     return absl::ErrnoToStatus(errno, "has no link: socketpair");
   }
-  WorkerCommand command{options_.worker_binary, options_.worker_arguments, ends[1]};
+  WorkerCommand command{
+      .binary = options_.worker_binary, .arguments = options_.worker_arguments, .link_fd = ends[1]};
   for (std::string argument :
        {absl::StrCat("--link-fd=", kWorkerLinkFd), absl::StrCat("--rank=", rank),
         absl::StrCat("--incarnation=", r.incarnation)}) {
     command.arguments.push_back(std::move(argument));
+  }
+  if (rendezvous.fd >= 0 && rank == rendezvous.server_rank) {
+    command.rendezvous_fd = rendezvous.fd;
+    command.arguments.push_back(absl::StrCat("--rendezvous-fd=", kWorkerRendezvousFd));
+  } else if (rendezvous.fd >= 0) {
+    command.arguments.push_back(absl::StrCat("--rendezvous=127.0.0.1:", rendezvous.port));
   }
   if (!options_.placement.empty()) {
     const RankPlacement& place = options_.placement[rank];
@@ -318,7 +393,9 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   EndProcesses(domain);
   if (!AnyProcess(domain)) domain.phase = DomainPhase::kWaiting;
   events_.on_lost(ranks_[rank].domain, loss);
-  if (domain.failed_starts >= options_.start_attempts_max) GiveUp(ranks_[rank].domain, loss);
+  if (domain.failed_starts >= options_.start_attempts_max || IsPermanent(rank)) {
+    GiveUp(ranks_[rank].domain, loss);
+  }
 }
 
 void Supervisor::EndProcesses(Domain& domain) {
@@ -333,13 +410,30 @@ void Supervisor::EndProcesses(Domain& domain) {
   }
 }
 
+bool Supervisor::IsPermanent(int rank) const {
+  if (domains_[ranks_[rank].domain].ever_ready) return false;
+  switch (ranks_[rank].start_failure.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    case absl::StatusCode::kFailedPrecondition:
+      // Among several it may be what a lost peer looks like.
+      return domains_[ranks_[rank].domain].ranks.size() == 1;
+    default:
+      return false;
+  }
+}
+
 void Supervisor::GiveUp(int d, const RankLoss& loss) {
   Domain& domain = domains_[d];
   domain.gave_up = true;
   const Rank& rank = ranks_[loss.rank];
-  const std::string message =
-      absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause, " (start ", rank.incarnation,
-                   "; giving up after ", domain.failed_starts, " in a row)");
+  const std::string message = absl::StrCat(
+      "the worker of rank ", loss.rank, " ", loss.cause,
+      IsPermanent(loss.rank) ? ""
+                             : absl::StrCat(" (start ", rank.incarnation, "; giving up after ",
+                                            domain.failed_starts, " in a row)"));
   if (!std::all_of(domains_.begin(), domains_.end(),
                    [](const Domain& other) { return other.gave_up; })) {
     spdlog::error("{}; the other replicas go on", message);

@@ -9,12 +9,18 @@
 // nothing repairs, so the loss of one is the loss of all. A rank is lost when its process ends, its
 // link breaks, it is not heard of for `heartbeat_timeout`, or somebody condemns its domain. Then
 // the domain's other processes get SIGTERM and, those that are left after `kill_grace`, SIGKILL;
-// a silent rank gets SIGKILL at once.
+// a silent rank gets SIGKILL at once. A rank that exits because its collective failed is given a
+// moment, in which the peer that caused it may be seen to be gone: that one is blamed.
+//
+// The ranks of a domain that gathers weights meet through a store: each start binds a new listening
+// socket for it, which the domain's first rank inherits (--rendezvous-fd) and the others are told
+// of (--rendezvous).
 //
 // A lost domain is started again, once none of its processes is left, after a back-off that doubles
 // with every loss and starts afresh once it has been ready for `stable_after`. After
-// `start_attempts_max` losses in a row before it was ready it is given up; when all domains are,
-// the supervisor gives up.
+// `start_attempts_max` losses in a row before it was ready it is given up, and at once where a
+// domain that was never ready fails for a reason that another start would meet again (a model that
+// is not there or not right); when all domains are given up, the supervisor gives up.
 //
 // One thread owns all state; public methods are thread-safe and do not block, except Stop. Events
 // come from that thread.
@@ -80,6 +86,8 @@ class Supervisor {
   void OnReady(int rank);
   void OnStartFailed(int rank, absl::Status why);
   void OnDetached(int rank, uint64_t incarnation);
+  // The rank exits because a collective failed; `blamed` may be the cause.
+  void OnGroupBroken(int rank, std::vector<int> blamed, std::string message);
 
   // Restarts a domain that is ready but gets nowhere; no other.
   void Condemn(int domain, RankLoss loss);
@@ -89,6 +97,11 @@ class Supervisor {
   void Stop(absl::Duration grace);
 
  private:
+  struct Rendezvous {
+    int fd = -1;
+    int port = 0;
+    int server_rank = 0;
+  };
   enum class RankPhase { kStarting, kLoading, kReady };
   struct Rank {
     int domain = 0;
@@ -99,6 +112,7 @@ class Supervisor {
     // Of this incarnation:
     std::optional<absl::Time> detached_at;
     absl::Status start_failure;
+    std::optional<RankLoss> broken_group;  // as the rank told
   };
   enum class DomainPhase {
     kWaiting,  // until start_at, with no process
@@ -109,8 +123,10 @@ class Supervisor {
     std::vector<int> ranks;
     DomainPhase phase = DomainPhase::kWaiting;
     absl::Time start_at;
-    absl::Time kill_at;                     // kEnding
-    std::optional<absl::Time> ready_since;  // kUp, once all its ranks are
+    absl::Time kill_at;                            // kEnding
+    absl::Time blame_at = absl::InfiniteFuture();  // kUp, with a rank whose collective failed
+    std::optional<absl::Time> ready_since;         // kUp, once all its ranks are
+    bool ever_ready = false;
     bool gave_up = false;
 
     int losses = 0;         // in a row
@@ -123,10 +139,13 @@ class Supervisor {
   void Step(int domain);
   void Reap(int domain);
   void StartDomain(int domain);
-  absl::Status StartWorker(int rank);
+  absl::Status StartWorker(int rank, const Rendezvous& rendezvous);
+  void BlameForBrokenGroup(int domain);
   void CheckHealth(int rank);
   void HandleLoss(int rank, RankLoss loss);
   void EndProcesses(Domain& domain);
+  // Another start would end alike.
+  bool IsPermanent(int rank) const;
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <vector>
 
-#include "media/sha256.h"
+#include "base/sha256.h"
 #include "server/result_file.h"
 #include "server/testing/frontend_harness.h"
 

@@ -120,6 +120,9 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
                                 absl::StrCat("could not load the model: ", failed.message())));
         break;
       }
+      case v1::FromWorker::kGroupBroken:
+        events_->OnGroupBroken(rank_, std::move(*in_.mutable_group_broken()));
+        break;
       case v1::FromWorker::kProgress:
         events_->OnProgress(rank_, std::move(*in_.mutable_progress()));
         break;

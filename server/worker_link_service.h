@@ -35,6 +35,7 @@ class LinkEvents {
   virtual void OnStartFailed(int rank, absl::Status why) = 0;
   // The stream of a rank that was attached has ended.
   virtual void OnDetached(int rank, uint64_t incarnation, std::string reason) = 0;
+  virtual void OnGroupBroken(int rank, v1::GroupBroken broken) = 0;
   virtual void OnHeartbeat(int rank, v1::Heartbeat heartbeat) = 0;
   virtual void OnProgress(int rank, v1::WaveProgress progress) = 0;
   virtual void OnFinished(int rank, uint64_t wave) = 0;

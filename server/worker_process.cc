@@ -41,8 +41,8 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 
 // After fork, in a process that had other threads: only async-signal-safe calls. Returns only on
 // failure, with errno set.
-void ExecChild(const char* binary, char** argv, char** envp, int link_fd, int error_fd,
-               const cpu_set_t* cores, pid_t parent) {
+void ExecChild(const char* binary, char** argv, char** envp, const WorkerCommand& command,
+               int error_fd, const cpu_set_t* cores, pid_t parent) {
   setpgid(0, 0);
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   // The parent may have died before prctl.
@@ -54,11 +54,19 @@ void ExecChild(const char* binary, char** argv, char** envp, int link_fd, int er
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const int null = open("/dev/null", O_RDONLY);
   if (null < 0 || dup2(null, STDIN_FILENO) < 0) return;
-  // The link takes descriptor 3, whatever of ours lives there; the pipe moves out of its way.
+  // The worker's descriptors are 3 and 4, whatever of ours lives there; all move out of the way
+  // first.
   const int error_copy = fcntl(error_fd, F_DUPFD_CLOEXEC, 10);
-  const int link_copy = fcntl(link_fd, F_DUPFD_CLOEXEC, 10);
-  if (error_copy < 0 || link_copy < 0 || dup2(link_copy, kWorkerLinkFd) < 0) return;
-  close_range(kWorkerLinkFd + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  const int link_copy = fcntl(command.link_fd, F_DUPFD_CLOEXEC, 10);
+  if (error_copy < 0 || link_copy < 0) return;
+  int last_fd = kWorkerLinkFd;
+  if (command.rendezvous_fd >= 0) {
+    const int copy = fcntl(command.rendezvous_fd, F_DUPFD_CLOEXEC, 10);
+    if (copy < 0 || dup2(copy, kWorkerRendezvousFd) < 0) return;
+    last_fd = kWorkerRendezvousFd;
+  }
+  if (dup2(link_copy, kWorkerLinkFd) < 0) return;
+  close_range(last_fd + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   execve(binary, argv, envp);
   const int error = errno;
   if (write(error_copy, &error, sizeof(error)) < 0) _exit(126);
@@ -92,7 +100,7 @@ absl::StatusOr<WorkerProcess> WorkerProcess::Spawn(const WorkerCommand& command)
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    ExecChild(binary.c_str(), argv.data(), envp.data(), command.link_fd, error_pipe[1],
+    ExecChild(binary.c_str(), argv.data(), envp.data(), command, error_pipe[1],
               command.cores.empty() ? nullptr : &cores, parent);
     const int error = errno;
     if (write(error_pipe[1], &error, sizeof(error)) < 0) _exit(126);

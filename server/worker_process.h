@@ -1,7 +1,8 @@
 // A child process that cannot outlive its owner.
 //
-//   ASSIGN_OR_RETURN(WorkerProcess process, WorkerProcess::Spawn({.binary =
-//   "/opt/dlo/bin/dlo-worker", .link_fd = fd})); poll(process.pidfd()) ...;
+//   ASSIGN_OR_RETURN(WorkerProcess process,
+//                    WorkerProcess::Spawn({.binary = "/opt/dlo/bin/dlo-worker", .link_fd = fd}));
+//   poll(process.pidfd()) ...;
 //   std::optional<ExitStatus> exit = process.TryWait();
 //
 // The child gets a small environment, /dev/null as standard input, the caller's standard output and
@@ -22,11 +23,13 @@
 namespace dlo {
 
 inline constexpr int kWorkerLinkFd = 3;
+inline constexpr int kWorkerRendezvousFd = 4;
 
 struct WorkerCommand {
   std::filesystem::path binary;
   std::vector<std::string> arguments;         // without the program's name
   int link_fd = -1;                           // becomes kWorkerLinkFd; stays the caller's here
+  int rendezvous_fd = -1;                     // if any, the same for kWorkerRendezvousFd
   std::vector<std::string> environment = {};  // "NAME=value", in the place of what is passed on
   std::vector<int> cores = {};                // that it may run on; empty: those of the caller
 };

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shutil
-import zlib
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from formula import uniform
 from safetensors.torch import save_file
 from transformers import UMT5Config, UMT5EncoderModel
 
@@ -45,17 +45,6 @@ LONG_PROMPT = "; ".join(f"{n} red circles moving up" for n in range(150))
 
 
 # ---- formula weights (tests/support/hash_weights.h is the same formula) ------------------------------------------------
-
-
-def uniform(name, numel):
-    """Float64 values in [-1, 1) that depend on the name and the index alone."""
-    h = (np.arange(numel, dtype=np.uint64) * 0x9E3779B1 + zlib.crc32(name.encode())).astype(np.uint32)
-    h ^= h >> 16
-    h *= np.uint32(0x85EBCA6B)
-    h ^= h >> 13
-    h *= np.uint32(0xC2B2AE35)
-    h ^= h >> 16
-    return h.astype(np.float64) / 2.0**32 * 2 - 1
 
 
 def formula(name, shape, component):

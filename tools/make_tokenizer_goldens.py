@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes the goldens of prompt cleaning and tokenisation in tests/goldens/tokenizer/.
 
-    /work/tmp/ref/python tools/make_tokenizer_goldens.py assets/shapes/tokenizer
+    PYTHON tools/make_tokenizer_goldens.py assets/shapes/tokenizer
 
-needs tokenizers, sentencepiece, ftfy and diffusers (../shared/tools/reference-env makes such a Python).
+PYTHON is an environment with tokenizers, sentencepiece, ftfy and diffusers (tests/goldens/README.md).
 The argument is the tokenizer folder of the demo model. Written are
 
   bytes/tokenizer.json   a tokenizer as current libraries save it: no spiece.model, byte fallback,

@@ -9,11 +9,11 @@ inputs follow the formula of tests/support/hash_weights.h, so a file holds outpu
 
 import argparse
 import pathlib
-import zlib
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
+from formula import uniform
 from safetensors.torch import save_file
 
 WAN21 = {"base_dim": 4, "z_dim": 16, "num_res_blocks": 1}
@@ -32,17 +32,6 @@ CASES = {
     "wan22-time-first": {"config": {**WAN22, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [True, False, True]}, "latents": [3, 2, 3],
                          "pixels": [9, 32, 48], "tiles": None},
 }
-
-
-def uniform(name, numel):
-    """Float64 values in [-1, 1) that depend on the name and the index alone."""
-    h = (np.arange(numel, dtype=np.uint64) * 0x9E3779B1 + zlib.crc32(name.encode())).astype(np.uint32)
-    h ^= h >> 16
-    h *= np.uint32(0x85EBCA6B)
-    h ^= h >> 13
-    h *= np.uint32(0xC2B2AE35)
-    h ^= h >> 16
-    return h.astype(np.float64) / 2.0**32 * 2 - 1
 
 
 def formula_input(name, shape):

@@ -1,13 +1,21 @@
 // dlo-worker: started by dlo-serve, one process per device.
 #include <malloc.h>
+#include <stdlib.h>
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/topology.h"
 #include "models/video_pipeline.h"
+#include "proto/build_id.h"
+#include "runtime/device.h"
+#include "worker/rank_group.h"
 #include "worker/worker.h"
 
 namespace {
@@ -18,7 +26,13 @@ struct Flags {
   std::string dtype = "BF16";
   std::string device = "cpu";
   int threads = 0;
-  int stream_slots = 0;
+  dlo::RankGroupOptions group;
+  std::string transfer = "none";
+  int collective_timeout_s = 600;
+  int slots = 2;
+  int resident_layers = 0;
+  int64_t device_memory_limit = 0;
+  int64_t host_memory_limit = 0;
   std::string log_level = "info";
 };
 
@@ -26,30 +40,73 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--link-fd", flags.worker.link_fd, "the link, an inherited descriptor")
       ->required();
   app.add_option("--rank", flags.worker.rank)->required();
+  // CLI11 takes -1 for 2^64 - 1.
   app.add_option("--incarnation", flags.worker.incarnation, "which start of the rank this is")
+      ->check(CLI::NonNegativeNumber)
       ->required();
   app.add_option("--model", flags.model, "folder of a diffusers repository")->required();
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--threads", flags.threads, "torch threads; 0: as many as there are cores");
-  app.add_option("--stream-slots", flags.stream_slots,
-                 "device slots that blocks are streamed through; 0: blocks are resident");
+  app.add_option("--dp", flags.group.parallel.dp, "replicas of the whole group");
+  app.add_option("--transfer", flags.transfer, "how blocks reach the device")
+      ->check(CLI::IsMember({"none", "allgather", "rank-local"}));
+  app.add_option("--slots", flags.slots, "device slots that blocks are streamed through");
+  app.add_option("--resident-layers", flags.resident_layers,
+                 "leading blocks that stay on the device; -1: as many as fit");
+  app.add_option("--device-memory-limit", flags.device_memory_limit,
+                 "bytes of device memory that resident layers are fitted to");
+  app.add_option("--host-memory-limit", flags.host_memory_limit,
+                 "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
+  app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
+                 "an inherited listening socket on which this rank serves the others' meeting");
+  app.add_option("--rendezvous", flags.group.rendezvous, "IP:PORT where another rank does");
+  app.add_option("--collective-timeout-s", flags.collective_timeout_s,
+                 "seconds after which a collective has failed");
   app.add_option("--log-level", flags.log_level);
 }
 
-absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> Load(const Flags& flags) {
+// By their rank in the group.
+std::vector<int> WeightRanks(const dlo::RankGroupOptions& group) {
+  const auto topology = dlo::Topology::Create(group.parallel);
+  if (!topology.ok()) return {};
+  const std::optional<dlo::GroupKind> kind = topology->WeightGroup(group.transfer);
+  std::vector<int> ranks;
+  if (!kind) return ranks;
+  for (dlo::Rank rank : topology->Group(*kind, dlo::Rank{group.rank})) ranks.push_back(rank.value);
+  return ranks;
+}
+
+absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags) {
   ASSIGN_OR_RETURN(const dlo::DType dtype, dlo::ParseDType(flags.dtype));
-  return dlo::LoadVideoPipeline({.root = flags.model,
-                                 .dtype = dtype,
-                                 .device = flags.device,
-                                 .threads = flags.threads,
-                                 .stream_slots = flags.stream_slots});
+  dlo::PipelineOptions options = {.root = flags.model,
+                                  .dtype = dtype,
+                                  .device = flags.device,
+                                  .threads = flags.threads,
+                                  .resident_layers = flags.resident_layers,
+                                  .device_memory_limit_bytes = flags.device_memory_limit,
+                                  .host_memory_limit_bytes = flags.host_memory_limit,
+                                  .processes_on_host = flags.group.parallel.dp};
+  dlo::RankGroupOptions& group = flags.group;
+  group.rank = flags.worker.rank;
+  ASSIGN_OR_RETURN(group.device, dlo::ParseDeviceKind(flags.device));
+  ASSIGN_OR_RETURN(group.transfer, dlo::ParseWeightTransfer(flags.transfer));
+  if (group.transfer != dlo::WeightTransfer::kNone) options.stream_slots = flags.slots;
+  group.timeouts.operation = absl::Seconds(flags.collective_timeout_s);
+  ASSIGN_OR_RETURN(dlo::RankCommunicators groups, dlo::JoinRankGroups(group));
+  options.weight_group = std::move(groups.weights);
+  options.agreement = {{"build", dlo::BuildId()}};
+  ASSIGN_OR_RETURN(std::unique_ptr<dlo::VideoPipeline> pipeline, dlo::LoadVideoPipeline(options));
+  return dlo::LoadedPipeline{std::move(pipeline), WeightRanks(group)};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // gRPC's own log lines would stand between ours; what they say comes back as an error of ours.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App app("dlo-worker runs one rank of a model. dlo-serve starts it; it is of no use alone.");
+  app.set_version_flag("--version", "dlo-worker " + std::string(dlo::BuildId()));
   Flags flags;
   AddFlags(app, flags);
   CLI11_PARSE(app, argc, argv);

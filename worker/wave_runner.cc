@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "media/video_writer.h"
 #include "proto/convert.h"
 #include "worker/process_memory.h"
@@ -137,41 +138,58 @@ class WaveRunner::Observer : public GenerationObserver {
   absl::Status encoder_status_;
 };
 
-void WaveRunner::Run(const v1::Assignment& assignment) {
-  if (assignment.has_walk()) return Walk(assignment);
+absl::Status WaveRunner::Run(const v1::Assignment& assignment) {
   wave_ = assignment.wave_id();
+  const absl::Status status = assignment.has_walk() ? Walk(assignment) : RunRequest(assignment);
+  wave_ = 0;
+  stage_ = v1::JOB_STATE_UNSPECIFIED;
+  step_ = 0;
+  return status;
+}
+
+absl::Status WaveRunner::RunRequest(const v1::Assignment& assignment) {
   v1::WaveFailed failed;
+  bool started = false;
   // The pipeline's exceptions stay inside it; these are the encoder's and our own.
   try {
-    failed = Generate(assignment);
+    failed = Generate(assignment, &started);
   } catch (const std::bad_alloc&) {
     failed =
         Failure(absl::ResourceExhaustedError("the worker is out of host memory"), kOutOfMemory);
   } catch (const std::exception& error) {
     failed = Failure(absl::InternalError(error.what()), kGenerationFailed);
   }
-  if (failed.code() != 0) {
-    spdlog::warn("job {}: {}: {}", assignment.request().job_id(), failed.reason(),
-                 failed.message());
-    failed.set_wave_id(assignment.wave_id());
-    v1::FromWorker message;
-    *message.mutable_failed() = std::move(failed);
-    send_(std::move(message));
-  }
-  wave_ = 0;
-  stage_ = v1::JOB_STATE_UNSPECIFIED;
-  step_ = 0;
+  if (failed.code() == 0) return absl::OkStatus();
+  spdlog::warn("job {}: {}: {}", assignment.request().job_id(), failed.reason(), failed.message());
+  // A rank that cannot go on is lost, and with it every request of its domain.
+  RETURN_IF_ERROR(pipeline_->health());
+  failed.set_wave_id(assignment.wave_id());
+  v1::FromWorker message;
+  *message.mutable_failed() = std::move(failed);
+  send_(std::move(message));
+  return WalkOn(assignment, started);
 }
 
-void WaveRunner::Walk(const v1::Assignment& assignment) {
+// The neighbours' videos need this rank's weights whatever became of its own request.
+absl::Status WaveRunner::WalkOn(const v1::Assignment& assignment, bool started) {
+  const absl::Status status = started ? pipeline_->FinishWalk()
+                                      : pipeline_->Walk(FromProto(assignment.request().settings()));
+  if (status.ok()) return status;
+  const absl::Status health = pipeline_->health();
+  return health.ok() ? status : health;
+}
+
+absl::Status WaveRunner::Walk(const v1::Assignment& assignment) {
+  RETURN_IF_ERROR(pipeline_->Walk(FromProto(assignment.walk().settings())));
   v1::FromWorker message;
   message.mutable_finished()->set_wave_id(assignment.wave_id());
   message.mutable_finished()->mutable_usage()->set_rank(rank_);
   send_(std::move(message));
+  return absl::OkStatus();
 }
 
-// The failure, with code 0 if there is none.
-v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment) {
+// The failure, with code 0 if there is none. Sets `started` once the pipeline has begun the plan.
+v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* started) {
   const v1::WaveRequest& wave_request = assignment.request();
   VideoRequest request{wave_request.prompt(), wave_request.negative_prompt(),
                        FromProto(wave_request.settings()), wave_request.trace()};
@@ -185,6 +203,7 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment) {
 
   Observer observer(this, assignment.wave_id(), request.settings.num_inference_steps,
                     writer->get());
+  *started = true;
   const absl::StatusOr<GenerationStats> stats = pipeline_->Generate(request, observer);
   if (!observer.encoder_status().ok()) return Failure(observer.encoder_status(), kEncodingFailed);
   if (!stats.ok()) return Failure(stats.status(), kGenerationFailed);
@@ -205,7 +224,10 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment) {
   *finished->mutable_times()->mutable_decode() = ToProto(stats->decode);
   *finished->mutable_times()->mutable_encode_tail() = ToProto(encode_tail);
   finished->mutable_usage()->set_rank(rank_);
-  finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak);
+  finished->mutable_usage()->set_device_bytes_peak(stats->device_bytes_peak());
+  finished->mutable_usage()->set_device_bytes_peak_text(stats->device_bytes_peak_text);
+  finished->mutable_usage()->set_device_bytes_peak_denoise(stats->device_bytes_peak_denoise);
+  finished->mutable_usage()->set_device_bytes_peak_decode(stats->device_bytes_peak_decode);
   finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
   for (const StageStreaming& stage : stats->streaming) {
@@ -237,7 +259,9 @@ v1::Heartbeat WaveRunner::CurrentHeartbeat() const {
   heartbeat.set_wave_id(wave_);
   heartbeat.set_stage(stage_);
   heartbeat.set_step(step_);
-  heartbeat.set_work_done(work_done_);
+  const auto visits = static_cast<uint64_t>(pipeline_->visits());
+  heartbeat.set_visit(visits);
+  heartbeat.set_work_done(work_done_ + visits);
   return heartbeat;
 }
 

@@ -1,12 +1,12 @@
 // Runs one assignment: pipeline, encoder beside it, and the messages that tell dlo-serve of both.
 //
-//   WaveRunner runner(pipeline.get(), rank, [&](v1::FromWorker message) { return
-//   link.Send(std::move(message)); }); runner.Run(assignment);   // ends with WaveFinished or
-//   WaveFailed
+//   WaveRunner runner(pipeline.get(), rank,
+//                     [&](v1::FromWorker message) { return link.Send(std::move(message)); });
+//   runner.Run(assignment);  // ends with WaveFinished or WaveFailed
 //
-// Run belongs to one thread and never fails: whatever goes wrong in a request is told in
-// WaveFailed, and the next one can run. Cancel and CurrentHeartbeat are thread-safe. The pipeline
-// is borrowed.
+// Run belongs to one thread: whatever goes wrong in a request is told in WaveFailed, and the next
+// one can run, unless the rank's weight group is broken. Cancel and CurrentHeartbeat are
+// thread-safe. The pipeline is borrowed.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,10 @@ class WaveRunner {
   WaveRunner(VideoPipeline* pipeline, int rank, std::function<bool(v1::FromWorker)> send)
       : pipeline_(pipeline), rank_(rank), send_(std::move(send)) {}
 
-  // A request is computed, a plan to walk is answered at once: nothing is streamed yet.
-  void Run(const v1::Assignment& assignment);
+  // Computes a request or walks a plan. What is left of the plan of a request that failed or was
+  // cancelled is walked after the answer. An error is the pipeline's health(): the wave was not
+  // answered, and the rank can do nothing more.
+  absl::Status Run(const v1::Assignment& assignment);
 
   // Ends the wave at its next step; without effect on any other, past or future.
   void Cancel(uint64_t wave) { cancelled_wave_ = wave; }
@@ -36,8 +38,10 @@ class WaveRunner {
  private:
   class Observer;
 
-  v1::WaveFailed Generate(const v1::Assignment& assignment);
-  void Walk(const v1::Assignment& assignment);
+  v1::WaveFailed Generate(const v1::Assignment& assignment, bool* started);
+  absl::Status RunRequest(const v1::Assignment& assignment);
+  absl::Status Walk(const v1::Assignment& assignment);
+  absl::Status WalkOn(const v1::Assignment& assignment, bool started);
   bool SendVideo(uint64_t wave, const std::string& bytes);
 
   VideoPipeline* const pipeline_;

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "runtime/communicator.h"
 #include "worker/link_client.h"
 #include "worker/wave_runner.h"
 
@@ -87,6 +88,17 @@ void HandleSignals() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+// The ranks to blame for an error of the weight group.
+std::vector<int> BlamedRanks(const absl::Status& status, const std::vector<int>& weight_ranks) {
+  std::vector<int> ranks;
+  for (int peer : PeersOfError(status)) {
+    if (peer >= 0 && peer < static_cast<int>(weight_ranks.size())) {
+      ranks.push_back(weight_ranks[peer]);
+    }
+  }
+  return ranks;
+}
+
 }  // namespace
 
 int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
@@ -107,22 +119,35 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   Mailbox mailbox;
   LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
 
-  absl::StatusOr<std::unique_ptr<VideoPipeline>> pipeline = load();
+  absl::StatusOr<LoadedPipeline> loaded = load();
   v1::FromWorker message;
-  if (!pipeline.ok()) {
-    spdlog::error("cannot load the model: {}", std::string(pipeline.status().message()));
-    message.mutable_load_failed()->set_code(static_cast<int>(pipeline.status().code()));
-    message.mutable_load_failed()->set_message(std::string(pipeline.status().message()));
+  if (!loaded.ok()) {
+    spdlog::error("cannot load the model: {}", std::string(loaded.status().message()));
+    message.mutable_load_failed()->set_code(static_cast<int>(loaded.status().code()));
+    message.mutable_load_failed()->set_message(std::string(loaded.status().message()));
     link.Send(std::move(message));
     link.Close(kCloseTimeout);
     return 1;
   }
-  WaveRunner runner(pipeline->get(), options.rank,
+  WaveRunner runner(loaded->pipeline.get(), options.rank,
                     [&link](v1::FromWorker m) { return link.Send(std::move(m)); });
   mailbox.SetRunner(&runner);
   message.mutable_ready();
   link.Send(std::move(message));
-  while (std::optional<v1::Assignment> assignment = mailbox.Take()) runner.Run(*assignment);
+  while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
+    const absl::Status status = runner.Run(*assignment);
+    if (status.ok()) continue;
+    spdlog::error("the rank can do nothing more: {}", std::string(status.message()));
+    message.mutable_group_broken()->set_message(std::string(status.message()));
+    for (int rank : BlamedRanks(status, loaded->weight_ranks)) {
+      message.mutable_group_broken()->add_blamed_ranks(rank);
+    }
+    link.Send(std::move(message));
+    link.Close(kCloseTimeout);
+    spdlog::default_logger()->flush();
+    // Destroying the pipeline would wait for streams that wait for peers.
+    _exit(kExitGroupBroken);
+  }
   link.Close(kCloseTimeout);
   mailbox.SetRunner(nullptr);
   return 0;

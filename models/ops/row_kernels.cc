@@ -3,15 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-// Each public function is compiled for these instruction sets; the loader picks the best the
-// machine has.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DLO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define DLO_CLONES
-#endif
-// Helpers must be inlined into the clones to be compiled for their instruction set.
-#define DLO_INLINE inline __attribute__((always_inline))
+#include "models/ops/clones.h"
 
 namespace dlo {
 namespace {

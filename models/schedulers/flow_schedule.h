@@ -1,7 +1,7 @@
 // Noise levels of a flow-matching sampler. Torch-free.
 //
-//   FlowSchedule schedule = MakeFlowSchedule(SigmaGrid::kUniPC, /*shift=*/3.0, /*num_steps=*/4,
-//   1000);
+//   FlowSchedule schedule =
+//       MakeFlowSchedule(SigmaGrid::kUniPC, /*shift=*/3.0, /*num_steps=*/4, 1000);
 //   // schedule.sigmas: 0.999999 0.900120 0.750375 0.500999 0, schedule.timesteps: 999 900 750 500
 #pragma once
 

@@ -2,8 +2,9 @@
 // latents.
 //
 //   std::unique_ptr<FlowSolver> solver = MakeFlowSolver(config, /*num_steps=*/50);
-//   for (int i = 0; i < 50; ++i) latents = solver->Step(Velocity(latents,
-//   solver->schedule().timesteps[i]), latents);
+//   for (float timestep : solver->schedule().timesteps) {
+//     latents = solver->Step(Velocity(latents, timestep), latents);
+//   }
 //
 // A solver serves one request and belongs to one thread.
 #pragma once

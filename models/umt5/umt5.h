@@ -28,6 +28,9 @@ class Umt5Encoder {
   // outside the vocabulary.
   absl::StatusOr<at::Tensor> Encode(const std::vector<int64_t>& ids);
 
+  // To be brought in before Encode and put out afterwards.
+  ComponentWeights& weights() { return weights_; }
+
  private:
   Umt5Config config_;
   ComponentWeights weights_;

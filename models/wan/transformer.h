@@ -58,6 +58,8 @@ class WanTransformer {
   WanTransformer(const WanTransformerConfig& config, ComponentWeights weights);
 
   const WanTransformerConfig& config() const { return config_; }
+  // To be brought in before Prepare and put out after the last Forward.
+  ComponentWeights& weights() { return weights_; }
   at::ScalarType dtype() const;
 
   // `latent_shape` in latent frames, rows and columns, multiples of the patch size.

@@ -29,10 +29,7 @@ std::unique_ptr<ModelCard> MakeCard(Family family) {
   WanTestRepository repository;
   if (family == Family::kA14B) repository.MakeTwoExperts(0.875);
   if (family == Family::kTi2v) repository.MakeTi2v();
-  repository.Patch("transformer/config.json", {{"rope_max_seq_len", 1024}});
-  if (family == Family::kA14B) {
-    repository.Patch("transformer_2/config.json", {{"rope_max_seq_len", 1024}});
-  }
+  repository.AllowFullSize();
   absl::StatusOr<std::unique_ptr<ModelCard>> card = ReadModelCard(repository.root());
   EXPECT_TRUE(card.ok()) << card.status();
   return *std::move(card);
@@ -89,7 +86,7 @@ TEST(WanCardTest, TheDemoModelBringsItsOwnDefaults) {
 
 TEST(WanCardTest, TheEulerSchedulerIsTheDefaultSolverWhereTheRepositorySaysSo) {
   WanTestRepository repository;
-  repository.Patch("transformer/config.json", {{"rope_max_seq_len", 1024}});
+  repository.AllowFullSize();
   repository.Patch("model_index.json",
                    {{"scheduler", {"diffusers", "FlowMatchEulerDiscreteScheduler"}}});
   repository.Write("scheduler/scheduler_config.json", {{"shift", 7.0}});
@@ -268,7 +265,7 @@ TEST(WanCardTest, AWrongDefaultsFileIsRefusedByName) {
   };
   for (const auto& [content, says] : cases) {
     WanTestRepository repository;
-    repository.Patch("transformer/config.json", {{"rope_max_seq_len", 1024}});
+    repository.AllowFullSize();
     repository.Write("dlo.json", content);
     const absl::Status status = ReadModelCard(repository.root()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -279,7 +276,7 @@ TEST(WanCardTest, AWrongDefaultsFileIsRefusedByName) {
 
 TEST(WanCardTest, ACachedRepositoryHasItsHubName) {
   WanTestRepository repository;
-  repository.Patch("transformer/config.json", {{"rope_max_seq_len", 1024}});
+  repository.AllowFullSize();
   WanTestRepository cache;
   const std::filesystem::path snapshot =
       cache.root() / "models--Wan-AI--Wan2.1-T2V-1.3B-Diffusers" / "snapshots" / "0fad780a";

@@ -5,13 +5,17 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <new>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -19,16 +23,15 @@
 #include "loader/checkpoint.h"
 #include "models/component_weights.h"
 #include "models/cpu_allocator.h"
+#include "models/model_card.h"
 #include "models/schedulers/flow_solver.h"
 #include "models/text/prompt_clean.h"
 #include "models/text/t5_tokenizer.h"
 #include "models/umt5/umt5.h"
-#include "models/umt5/umt5_specs.h"
 #include "models/wan/transformer.h"
-#include "models/wan/transformer_specs.h"
 #include "models/wan/vae.h"
-#include "models/wan/vae_specs.h"
 #include "models/wan/wan_card.h"
+#include "models/wan/wan_offload_plan.h"
 #include "models/wan/wan_plan.h"
 #include "offload/timeline.h"
 #include "runtime/device.h"
@@ -114,15 +117,20 @@ absl::Status Annotate(const absl::Status& status, absl::string_view component) {
 }
 
 absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
-                                               const std::string& name,
-                                               const std::vector<TensorSpec>& specs, Device& device,
-                                               const LoadOptions& options,
-                                               BlockPlacement placement) {
-  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / name);
-  if (!checkpoint.ok()) return Annotate(checkpoint.status(), name);
+                                               const OffloadComponent& component, Device& device,
+                                               LoadOptions options,
+                                               const WeightPlacement& placement) {
+  if (component.name == "vae") {
+    options.ignore_unexpected = {"encoder.", "quant_conv."};  // serving only decodes
+  } else if (component.stage == ComponentStage::kDenoise) {
+    // diffusers, too, passes over these norms of image-conditioned checkpoints.
+    options.ignore_unexpected = {"norm_added_q"};
+  }
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / component.name);
+  if (!checkpoint.ok()) return Annotate(checkpoint.status(), component.name);
   absl::StatusOr<ComponentWeights> weights =
-      ComponentWeights::Load(*checkpoint, specs, device, options, placement);
-  if (!weights.ok()) return Annotate(weights.status(), name);
+      ComponentWeights::Load(*checkpoint, component.specs, device, options, placement);
+  if (!weights.ok()) return Annotate(weights.status(), component.name);
   return weights;
 }
 
@@ -141,15 +149,44 @@ absl::StatusOr<GenerationStats> WanPipeline::Generate(const VideoRequest& reques
   });
 }
 
+absl::Status WanPipeline::Walk(const VideoSettings& settings) {
+  if (c_.weight_group == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, settings));
+  RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
+  return FinishWalk();
+}
+
+absl::Status WanPipeline::FinishWalk() {
+  if (c_.weight_group == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(c_.streamer->Finish());
+  return c_.streamer->Stop();
+}
+
+absl::Status WanPipeline::health() const {
+  return c_.weight_group == nullptr ? absl::OkStatus() : c_.weight_group->status();
+}
+
+int64_t WanPipeline::TakeDevicePeak() {
+  int64_t peak = c_.device->memory().peak_bytes;
+  // Buffers do not change during a stage, so the peaks add up.
+  if (c_.device->kind() == DeviceKind::kCpu) peak += CpuTensorMemory().peak_bytes;
+  c_.device->ResetPeak();
+  ResetCpuTensorPeak();
+  return peak;
+}
+
 absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
                                                  GenerationObserver& request_observer) {
   GenerationStats stats;
   visits_.reset();
   if (request.trace && c_.streamer != nullptr) visits_.emplace(kTimelineVisits);
-  c_.device->ResetPeak();
-  ResetCpuTensorPeak();
+  TakeDevicePeak();
+  // In a group the slots are needed for the rest of the plan, whatever becomes of the request.
+  absl::Cleanup give_back = [this] {
+    if (c_.streamer != nullptr && c_.weight_group == nullptr) c_.streamer->Stop().IgnoreError();
+  };
   if (c_.streamer != nullptr) {
-    ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings));
+    ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings, c_.resident_blocks));
     RETURN_IF_ERROR(c_.streamer->Start(std::move(plan), visits_ ? &*visits_ : nullptr));
   }
   const absl::Time start = c_.streamer != nullptr ? c_.streamer->start_time() : absl::Now();
@@ -157,6 +194,42 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   TimelineObserver observer(request_observer, request.trace ? &timeline : nullptr, start);
 
   observer.OnStage(Stage::kEncodingText);
+  ASSIGN_OR_RETURN(const std::vector<TextEmbedding> texts, EncodePrompts(request, observer));
+  const absl::Time text_end = absl::Now();
+  stats.text = text_end - start;
+  stats.device_bytes_peak_text = TakeDevicePeak();
+
+  observer.OnStage(Stage::kDenoising);
+  ASSIGN_OR_RETURN(const at::Tensor latents, Denoise(request.settings, texts, observer));
+  if (c_.streamer != nullptr) {
+    RETURN_IF_ERROR(c_.streamer->Stop());
+    TellStreaming(&stats);
+  }
+  const absl::Time denoise_end = absl::Now();
+  stats.denoise = denoise_end - text_end;
+  stats.device_bytes_peak_denoise = TakeDevicePeak();
+
+  observer.OnStage(Stage::kDecoding);
+  RETURN_IF_ERROR(Decode(latents, observer));
+  stats.decode = absl::Now() - denoise_end;
+  stats.device_bytes_peak_decode = TakeDevicePeak();
+  observer.Close();
+  if (request.trace) {
+    if (c_.streamer != nullptr) {
+      timeline.visits = &*visits_;
+      timeline.fill_kind = c_.streamer->fill_kind();
+      timeline.deliver_kind = c_.streamer->deliver_kind();
+      timeline.ring_names = {"text_encoder", "transformer", "transformer_2"};
+    }
+    stats.timeline = TimelineJson(timeline);
+  }
+  return stats;
+}
+
+absl::StatusOr<std::vector<TextEmbedding>> WanPipeline::EncodePrompts(
+    const VideoRequest& request, GenerationObserver& observer) {
+  RETURN_IF_ERROR(c_.text_encoder.weights().BringIn());
+  absl::Cleanup put_out = [this] { c_.text_encoder.weights().PutOut(); };
   const auto encode = [this](const std::string& prompt) {
     return EncodeText(c_.tokenizer->Encode(CleanPrompt(prompt), kTextRows), kTextRows);
   };
@@ -168,31 +241,7 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
     ASSIGN_OR_RETURN(TextEmbedding negative, encode(request.negative_prompt));
     texts.push_back(std::move(negative));
   }
-  const absl::Time text_end = absl::Now();
-  stats.text = text_end - start;
-
-  observer.OnStage(Stage::kDenoising);
-  ASSIGN_OR_RETURN(const at::Tensor latents, Denoise(request.settings, texts, observer));
-  const absl::Time denoise_end = absl::Now();
-  stats.denoise = denoise_end - text_end;
-
-  observer.OnStage(Stage::kDecoding);
-  RETURN_IF_ERROR(Decode(latents, observer));
-  stats.decode = absl::Now() - denoise_end;
-  stats.device_bytes_peak = c_.device->memory().peak_bytes;
-  // Buffers do not change during a request, so the peaks add up.
-  if (c_.device->kind() == DeviceKind::kCpu)
-    stats.device_bytes_peak += CpuTensorMemory().peak_bytes;
-  if (c_.streamer != nullptr) {
-    TellStreaming(&stats);
-    timeline.visits = visits_ ? &*visits_ : nullptr;
-    timeline.fill_kind = c_.streamer->fill_kind();
-    timeline.deliver_kind = c_.streamer->deliver_kind();
-    timeline.ring_names = {"text_encoder", "transformer", "transformer_2"};
-  }
-  observer.Close();
-  if (request.trace) stats.timeline = TimelineJson(timeline);
-  return stats;
+  return texts;
 }
 
 void WanPipeline::TellStreaming(GenerationStats* stats) {
@@ -235,12 +284,16 @@ absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
 
   std::optional<WanContext> context;  // of the expert that runs
   size_t running = 0;
+  absl::Cleanup put_out = [&] { c_.experts[running].weights().PutOut(); };
   for (int step = 0; step < settings.num_inference_steps; ++step) {
     if (observer.cancelled()) return Cancelled();
     const float timestep = solver->schedule().timesteps[step];
     const size_t expert = WanExpertAt(c_.config, timestep);
     if (!context || expert != running) {
+      context.reset();
+      c_.experts[running].weights().PutOut();
       running = expert;
+      RETURN_IF_ERROR(c_.experts[running].weights().BringIn());
       context =
           c_.experts[expert].Prepare({latents.size(2), latents.size(3), latents.size(4)}, texts);
     }
@@ -263,6 +316,15 @@ absl::StatusOr<at::Tensor> WanPipeline::Denoise(const VideoSettings& settings,
 }
 
 absl::Status WanPipeline::Decode(const at::Tensor& latents, GenerationObserver& observer) {
+  std::optional<WanVae> staged;
+  if (!c_.vae) {
+    RETURN_IF_ERROR(c_.vae_weights->BringIn());
+    // It keeps a layout of its own.
+    absl::Cleanup put_out = [this] { c_.vae_weights->PutOut(); };
+    staged.emplace(c_.config.vae,
+                   [this](const std::string& name) { return c_.vae_weights->tensor(name); });
+  }
+  const WanVae& vae = c_.vae ? *c_.vae : *staged;
   absl::Status status;
   const auto hand_out = [&](const at::Tensor& frames) {
     const at::Tensor host = frames.cpu().contiguous();
@@ -273,93 +335,173 @@ absl::Status WanPipeline::Decode(const at::Tensor& latents, GenerationObserver& 
                            .width = static_cast<int>(host.size(2))});
     return status.ok();
   };
-  const bool whole = c_.vae.Decode(DenormaliseLatents(c_.config.vae, latents.to(at::kFloat)),
-                                   hand_out, [&] { return observer.cancelled(); });
+  const bool whole = vae.Decode(DenormaliseLatents(c_.config.vae, latents.to(at::kFloat)), hand_out,
+                                [&] { return observer.cancelled(); });
   RETURN_IF_ERROR(status);
   return whole ? absl::OkStatus() : Cancelled();
 }
 
 namespace {
 
-absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
-  ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
-  ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
+// This process' machine, as its kernel names it until it is started again.
+std::string HostName() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes) {
+  const HostMemoryNeed need = {.need_bytes = need_bytes,
+                               .limit_bytes = options.host_memory_limit_bytes,
+                               .limit_name = "offload.host_memory_limit",
+                               .host = HostName()};
+  return options.weight_group != nullptr ? AgreeOnHostMemory(*options.weight_group, need)
+                                         : dlo::CheckHostMemory(need, options.processes_on_host);
+}
+
+absl::Status Agree(const PipelineOptions& options, const Device& device,
+                   const std::vector<std::vector<HostBlock>>& rings) {
+  std::vector<Setting> settings = options.agreement;
+  settings.push_back({"device", device.kind() == DeviceKind::kCpu ? "cpu" : "cuda"});
+  settings.push_back({"model.dtype", std::string(DTypeName(options.dtype))});
+  settings.push_back({"offload.slots", absl::StrCat(options.stream_slots)});
+  for (size_t r = 0; r < rings.size(); ++r) {
+    std::string digests;
+    for (const HostBlock& block : rings[r]) {
+      absl::StrAppend(&digests, absl::Hex(block.layout.digest(), absl::kZeroPad16));
+    }
+    settings.push_back({absl::StrCat("layout of ring ", r, "'s ", rings[r].size(), " blocks"),
+                        std::move(digests)});
+  }
+  return AgreeOnSettings(*options.weight_group, settings);
+}
+
+absl::Status CheckOptions(const PipelineOptions& options) {
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("model.dtype is ", DTypeName(options.dtype), "; a model runs in F32 or BF16"));
   }
-  if (kind == DeviceKind::kCpu) CountCpuTensors();
-  if (options.threads > 0) at::set_num_threads(options.threads);
-  const LoadOptions load = {.threads = options.threads};
-  const BlockPlacement placement =
-      options.stream_slots > 0 ? BlockPlacement::kStreamed : BlockPlacement::kResident;
+  if (options.weight_group != nullptr && options.stream_slots == 0) {
+    return absl::InvalidArgumentError("a weight group streams its blocks; set stream_slots");
+  }
+  if (options.resident_layers != 0 &&
+      (options.weight_group != nullptr || options.stream_slots == 0)) {
+    return absl::InvalidArgumentError(
+        "resident layers are for blocks that are streamed whole: transfer rank-local");
+  }
+  return absl::OkStatus();
+}
 
-  absl::StatusOr<std::unique_ptr<T5Tokenizer>> tokenizer =
-      T5Tokenizer::Load(options.root / "tokenizer");
+absl::StatusOr<std::unique_ptr<T5Tokenizer>> LoadTokenizer(const std::filesystem::path& root,
+                                                           const WanConfig& config) {
+  absl::StatusOr<std::unique_ptr<T5Tokenizer>> tokenizer = T5Tokenizer::Load(root / "tokenizer");
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer");
   if ((*tokenizer)->vocab_size() > config.text_encoder.vocab_size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "tokenizer: makes ids up to ", (*tokenizer)->vocab_size() - 1,
         ", but text_encoder/config.json has vocab_size ", config.text_encoder.vocab_size));
   }
+  return tokenizer;
+}
 
-  ASSIGN_OR_RETURN(
-      ComponentWeights text_weights,
-      LoadComponent(options.root, "text_encoder", Umt5Specs(config.text_encoder, options.dtype),
-                    *device, load, placement));
+// As PipelineOptions say.
+absl::StatusOr<int64_t> ResidentBlocks(const PipelineOptions& options, const WanConfig& config,
+                                       const OffloadPlan& plan) {
+  if (options.resident_layers != kResidentLayersAuto) {
+    if (options.resident_layers <= config.transformer.num_layers) return options.resident_layers;
+    return absl::InvalidArgumentError(
+        absl::StrCat("offload.resident_layers is ", options.resident_layers,
+                     ", but the transformer has ", config.transformer.num_layers, " blocks"));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<ModelCard> card, ReadModelCard(options.root));
+  VideoSettings settings;
+  card->Resolve({}, /*random_seed=*/0, &settings);
+  return FitResidentBlocks(plan, WanActivationBytes(config, settings, options.dtype),
+                           options.stream_slots, options.device_memory_limit_bytes);
+}
 
-  // diffusers, too, passes over these norms of image-conditioned checkpoints.
-  LoadOptions transformer_load = load;
-  transformer_load.ignore_unexpected = {"norm_added_q"};
-  std::vector<ComponentWeights> transformer_weights;
-  const auto load_expert = [&](const std::string& name,
-                               const WanTransformerConfig& transformer) -> absl::Status {
-    ASSIGN_OR_RETURN(
-        ComponentWeights weights,
-        LoadComponent(options.root, name, WanTransformerSpecs(transformer, options.dtype), *device,
-                      transformer_load, placement));
-    transformer_weights.push_back(std::move(weights));
-    return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
+  ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
+  if (kind == DeviceKind::kCpu) CountCpuTensors();
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const LoadOptions load = {.threads = options.threads};
+  ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
+
+  const OffloadPlan plan = WanOffloadPlan(config, options.dtype);
+  RETURN_IF_ERROR(CheckOffloadPlan(plan, WanComponentNames(config)));
+  const bool streams = options.stream_slots > 0;
+  ASSIGN_OR_RETURN(const int64_t resident_blocks, ResidentBlocks(options, config, plan));
+  const auto placement = [&](const OffloadComponent& component) {
+    WeightPlacement placement;
+    if (!streams) return placement;
+    placement.kind =
+        component.ring ? WeightPlacement::Kind::kStreamed : WeightPlacement::Kind::kStaged;
+    if (component.ring && options.weight_group != nullptr) {
+      placement.shard = options.weight_group->rank();
+      placement.shards = options.weight_group->size();
+    }
+    if (component.stage == ComponentStage::kDenoise) placement.resident_blocks = resident_blocks;
+    return placement;
   };
-  RETURN_IF_ERROR(load_expert("transformer", config.transformer));
-  if (config.transformer_2) RETURN_IF_ERROR(load_expert("transformer_2", *config.transformer_2));
+  if (streams) {
+    int64_t need_bytes = 0;
+    for (const OffloadComponent& component : plan.components) {
+      need_bytes += ComponentWeights::HostBlockBytes(component.specs, placement(component));
+    }
+    RETURN_IF_ERROR(CheckHostMemory(options, need_bytes));
+  }
 
-  // Serving only decodes. The VAE keeps a layout of its own, so what is read here is given back at
-  // once.
-  LoadOptions vae_load = load;
-  vae_load.ignore_unexpected = {"encoder.", "quant_conv."};
-  ASSIGN_OR_RETURN(const ComponentWeights vae_weights,
-                   LoadComponent(options.root, "vae", WanVaeSpecs(config.vae, /*encoder=*/false),
-                                 *device, vae_load, BlockPlacement::kResident));
-  WanVae vae(config.vae, [&](const std::string& name) { return vae_weights.tensor(name); });
+  std::map<std::string, ComponentWeights> weights;
+  for (const OffloadComponent& component : plan.components) {
+    ASSIGN_OR_RETURN(ComponentWeights loaded,
+                     LoadComponent(options.root, component, *device, load, placement(component)));
+    weights.emplace(component.name, std::move(loaded));
+  }
 
   std::unique_ptr<BlockStreamer> streamer;
-  if (placement == BlockPlacement::kStreamed) {
-    std::vector<std::vector<HostBlock>> rings = {text_weights.host_blocks()};
-    for (const ComponentWeights& weights : transformer_weights) {
-      rings.push_back(weights.host_blocks());
+  if (streams) {
+    std::vector<std::vector<HostBlock>> rings;
+    for (const OffloadComponent& component : plan.components) {
+      if (!component.ring) continue;
+      rings.resize(std::max<size_t>(rings.size(), *component.ring + 1));
+      rings[*component.ring] = weights.at(component.name).host_blocks();
     }
-    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(*device, std::move(rings),
-                                                     {.slots = options.stream_slots}, nullptr));
-    text_weights.StreamFrom(*streamer, kWanTextRing);
-    for (size_t i = 0; i < transformer_weights.size(); ++i) {
-      transformer_weights[i].StreamFrom(*streamer, kWanTransformerRing + static_cast<int>(i));
+    if (options.weight_group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
+    ASSIGN_OR_RETURN(
+        streamer, BlockStreamer::Create(*device, std::move(rings), {.slots = options.stream_slots},
+                                        options.weight_group.get()));
+    // There is room for the slots; they come back with the first request.
+    RETURN_IF_ERROR(streamer->Stop());
+    for (const OffloadComponent& component : plan.components) {
+      if (component.ring) weights.at(component.name).StreamFrom(*streamer, *component.ring);
     }
   }
-  Umt5Encoder text_encoder(config.text_encoder, std::move(text_weights));
+  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")));
   std::vector<WanTransformer> experts;
-  experts.emplace_back(config.transformer, std::move(transformer_weights[0]));
+  experts.emplace_back(config.transformer, std::move(weights.at("transformer")));
   if (config.transformer_2) {
-    experts.emplace_back(*config.transformer_2, std::move(transformer_weights[1]));
+    experts.emplace_back(*config.transformer_2, std::move(weights.at("transformer_2")));
+  }
+  std::optional<ComponentWeights> vae_weights = std::move(weights.at("vae"));
+  std::optional<WanVae> vae;
+  if (!streams) {
+    vae.emplace(config.vae, [&](const std::string& name) { return vae_weights->tensor(name); });
+    vae_weights.reset();
   }
   return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config),
                                                      .device = std::move(device),
+                                                     .weight_group = options.weight_group,
                                                      .streamer = std::move(streamer),
-                                                     .tokenizer = *std::move(tokenizer),
+                                                     .tokenizer = std::move(tokenizer),
                                                      .text_encoder = std::move(text_encoder),
                                                      .experts = std::move(experts),
-                                                     .vae = std::move(vae)});
+                                                     .vae = std::move(vae),
+                                                     .vae_weights = std::move(vae_weights),
+                                                     .resident_blocks = resident_blocks});
 }
 
 }  // namespace

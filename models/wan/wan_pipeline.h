@@ -20,20 +20,28 @@
 #include "models/wan/wan_config.h"
 #include "offload/block_streamer.h"
 #include "offload/visit_log.h"
+#include "runtime/communicator.h"
 #include "runtime/device.h"
 
 namespace dlo {
 
 struct WanComponents {
   WanConfig config;
-  std::unique_ptr<Device> device;           // outlives every weight below
-  std::unique_ptr<BlockStreamer> streamer;  // null: all blocks are resident
+  std::unique_ptr<Device> device;              // outlives every weight below
+  std::shared_ptr<Communicator> weight_group;  // null: none
+  std::unique_ptr<BlockStreamer> streamer;     // null: all blocks are resident
   std::unique_ptr<T5Tokenizer> tokenizer;
   Umt5Encoder text_encoder;
-  std::vector<WanTransformer> experts;  // high noise first
-  WanVae vae;
+  std::vector<WanTransformer> experts;          // high noise first
+  std::optional<WanVae> vae;                    // resident; else it is built of vae_weights
+  std::optional<ComponentWeights> vae_weights;  // staged
+  int64_t resident_blocks = 0;                  // leading ones of each expert, not streamed
 };
 
+// Stages follow each other on the device. Where blocks are streamed, a stage's weights come when it
+// begins and go when it ends: the text encoder's and the running expert's beside the streamer's
+// slots, and the VAE's when the slots have been given back. So the peak of a request is the largest
+// of its stages', not their sum.
 class WanPipeline : public VideoPipeline {
  public:
   explicit WanPipeline(WanComponents components);
@@ -41,6 +49,10 @@ class WanPipeline : public VideoPipeline {
 
   absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
                                            GenerationObserver& observer) override;
+  absl::Status Walk(const VideoSettings& settings) override;
+  absl::Status FinishWalk() override;
+  absl::Status health() const override;
+  int64_t visits() const override { return c_.streamer == nullptr ? 0 : c_.streamer->visit(); }
 
   // The stages of Generate. They throw what libtorch throws.
 
@@ -52,7 +64,7 @@ class WanPipeline : public VideoPipeline {
   at::Tensor InitialLatents(const VideoSettings& settings) const;
 
   // All steps from InitialLatents; `texts` holds the prompt and, for guidance, the negative prompt.
-  // CANCELLED between steps.
+  // Of the experts only the one that runs is on the device. CANCELLED between steps.
   absl::StatusOr<at::Tensor> Denoise(const VideoSettings& settings,
                                      const std::vector<TextEmbedding>& texts,
                                      GenerationObserver& observer);
@@ -62,6 +74,10 @@ class WanPipeline : public VideoPipeline {
 
  private:
   absl::StatusOr<GenerationStats> Run(const VideoRequest& request, GenerationObserver& observer);
+  absl::StatusOr<std::vector<TextEmbedding>> EncodePrompts(const VideoRequest& request,
+                                                           GenerationObserver& observer);
+  // Ends the stage: its peak of device memory, from which the next one's is counted.
+  int64_t TakeDevicePeak();
   // Fills in what the streamer measured.
   void TellStreaming(GenerationStats* stats);
 

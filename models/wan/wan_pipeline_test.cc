@@ -9,6 +9,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +21,7 @@
 #include "models/wan/transformer_specs.h"
 #include "models/wan/vae_specs.h"
 #include "nlohmann/json.hpp"
+#include "runtime/cpu/thread_communicator.h"
 #include "tests/support/hash_checkpoint.h"
 #include "tests/support/tensor_testing.h"
 
@@ -673,7 +677,7 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
       EXPECT_EQ(bus_bytes, stats->bus_bytes);
       EXPECT_TRUE(stats->timeline.empty());
       if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
-        EXPECT_LT(stats->device_bytes_peak, resident_stats->device_bytes_peak);
+        EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
       }
     }
   }
@@ -735,6 +739,265 @@ INSTANTIATE_TEST_SUITE_P(Families, Streamed,
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
+
+// ---- Residency ----
+
+TEST_P(Streamed, ResidentLayersChangeTheTrafficAndNotTheVideo) {
+  const auto root = GetParam() == std::string("shapes")
+                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
+                        : GoldenDir() / GetParam() / "repo";
+  auto card = ReadModelCard(root);
+  ASSERT_TRUE(card.ok()) << card.status();
+  VideoRequest request = {"a yellow star moving down", "blurred", {}};
+  ASSERT_TRUE((*card)
+                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
+                            /*random_seed=*/3, &request.settings)
+                  .empty());
+  std::optional<at::Tensor> expected;
+  int64_t previous_bytes = 0;
+  const int64_t num_layers = ReadWanConfig(root)->transformer.num_layers;
+  for (int64_t resident = 0; resident <= num_layers; ++resident) {
+    auto pipeline = LoadWanPipeline({.root = root,
+                                     .dtype = DType::kBF16,
+                                     .stream_slots = 2,
+                                     .resident_layers = static_cast<int>(resident)});
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    Recorder recorder, again;
+    auto stats = (*pipeline)->Generate(request, recorder);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ASSERT_TRUE((*pipeline)->Generate(request, again).ok());
+    if (!expected) expected = recorder.video();
+    EXPECT_TRUE(at::equal(recorder.video(), *expected)) << resident << " resident layers";
+    EXPECT_TRUE(at::equal(again.video(), *expected)) << resident << " resident layers";
+    if (resident > 0) {
+      EXPECT_LT(stats->bus_bytes, previous_bytes);
+    }
+    previous_bytes = stats->bus_bytes;
+  }
+  EXPECT_EQ(LoadWanPipeline({.root = root,
+                             .dtype = DType::kBF16,
+                             .stream_slots = 2,
+                             .resident_layers = static_cast<int>(num_layers) + 1})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Residency, StreamedStagesHoldOnlyWhatTheyNeed) {
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  VideoRequest request = {"a yellow star moving down", "", {}};
+  ASSERT_TRUE((*ReadModelCard(root))
+                  ->Resolve({.num_inference_steps = 2}, /*random_seed=*/3, &request.settings)
+                  .empty());
+  Recorder a, b;
+  auto resident = LoadWanPipeline({.root = root, .dtype = DType::kF32});
+  ASSERT_TRUE(resident.ok());
+  auto whole = (*resident)->Generate(request, a);
+  ASSERT_TRUE(whole.ok());
+  resident->reset();
+  auto streamed = LoadWanPipeline({.root = root, .dtype = DType::kF32, .stream_slots = 2});
+  ASSERT_TRUE(streamed.ok());
+  auto stats = (*streamed)->Generate(request, b);
+  ASSERT_TRUE(stats.ok());
+  EXPECT_LT(stats->device_bytes_peak_text, whole->device_bytes_peak_text);
+  EXPECT_LT(stats->device_bytes_peak_denoise, whole->device_bytes_peak_denoise);
+  EXPECT_LT(stats->device_bytes_peak_decode, whole->device_bytes_peak_decode);
+  EXPECT_EQ(stats->device_bytes_peak(),
+            std::max({stats->device_bytes_peak_text, stats->device_bytes_peak_denoise,
+                      stats->device_bytes_peak_decode}));
+}
+
+TEST(Residency, AutoFitsTheLimitAndKeepsToIt) {
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  VideoRequest request = {"a yellow star moving down", "", {}};
+  ASSERT_TRUE((*ReadModelCard(root))->Resolve({}, /*random_seed=*/3, &request.settings).empty());
+  request.settings.num_inference_steps = 2;
+  const auto load = [&](int layers, int64_t limit) {
+    return LoadWanPipeline({.root = root,
+                            .dtype = DType::kF32,
+                            .stream_slots = 2,
+                            .resident_layers = layers,
+                            .device_memory_limit_bytes = limit});
+  };
+  Recorder none, some;
+  auto streamed = load(0, 0);
+  ASSERT_TRUE(streamed.ok());
+  auto without = (*streamed)->Generate(request, none);
+  ASSERT_TRUE(without.ok());
+  // Between what no resident layer needs, by the estimate of the longest prompt, and what all do.
+  const int64_t limit = 26 << 20;
+  auto fitted = load(kResidentLayersAuto, limit);
+  ASSERT_TRUE(fitted.ok()) << fitted.status();
+  auto with = (*fitted)->Generate(request, some);
+  ASSERT_TRUE(with.ok());
+  EXPECT_LT(with->bus_bytes, without->bus_bytes);
+  EXPECT_LE(with->device_bytes_peak_denoise, limit);
+  EXPECT_TRUE(at::equal(none.video(), some.video()));
+  // Too little for the slots alone, and no limit to fit.
+  EXPECT_EQ(load(kResidentLayersAuto, 1 << 10).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(load(kResidentLayersAuto, 0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// ---- Gathered weights, too, whatever the other ranks of the group do ----
+
+// What a rank of a wave does.
+enum class Part { kRequest, kIdle, kCancelled, kFails };
+
+class Gathered : public testing::TestWithParam<std::tuple<const char*, int>> {};
+
+// Runs the waves one after another on `size` ranks, threads with a pipeline each; result[rank]
+// holds what each wave recorded there.
+std::vector<std::vector<Recorder>> RunWaves(const std::filesystem::path& root, DType dtype,
+                                            int slots, int size,
+                                            const std::vector<std::vector<Part>>& waves,
+                                            const VideoRequest& request) {
+  ThreadWorld world;
+  std::vector<std::vector<Recorder>> recorded(size);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    recorded[rank] = std::vector<Recorder>(waves.size());
+    ranks.emplace_back([&, rank] {
+      auto group = world.factory().Create({.name = "weights/0", .rank = rank, .size = size});
+      ASSERT_TRUE(group.ok()) << group.status();
+      auto pipeline = LoadWanPipeline({.root = root,
+                                       .dtype = dtype,
+                                       .threads = 1,
+                                       .stream_slots = slots,
+                                       .weight_group = *std::move(group)});
+      ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+      for (size_t w = 0; w < waves.size(); ++w) {
+        Recorder& recorder = recorded[rank][w];
+        VideoRequest own = request;
+        own.settings.seed = request.settings.seed + rank;
+        switch (waves[w][rank]) {
+          case Part::kIdle:
+            EXPECT_TRUE((*pipeline)->Walk(request.settings).ok());
+            continue;
+          case Part::kCancelled:
+            recorder.cancel_after_step = 1;
+            break;
+          case Part::kFails:
+            recorder.frames_status = absl::DataLossError("disk full");
+            break;
+          case Part::kRequest:
+            break;
+        }
+        const auto stats = (*pipeline)->Generate(own, recorder);
+        EXPECT_EQ(stats.ok(), waves[w][rank] == Part::kRequest) << stats.status();
+        if (!stats.ok()) {
+          EXPECT_TRUE((*pipeline)->FinishWalk().ok());
+        }
+        EXPECT_TRUE((*pipeline)->health().ok());
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return recorded;
+}
+
+TEST_P(Gathered, VideosAreByteIdenticalToResidentOnesAloneAndAmongAllKindsOfNeighbours) {
+  const auto [model, size] = GetParam();
+  const auto root = model == std::string("shapes")
+                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
+                        : GoldenDir() / model / "repo";
+  auto card = ReadModelCard(root);
+  ASSERT_TRUE(card.ok()) << card.status();
+  VideoRequest request = {"a yellow star moving down", "blurred", {}};
+  ASSERT_TRUE((*card)
+                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 3},
+                            /*random_seed=*/3, &request.settings)
+                  .empty());
+  // Full; alone; a cancelled neighbour; one that fails; full again.
+  std::vector<std::vector<Part>> waves(5, std::vector<Part>(size, Part::kRequest));
+  for (int rank = 1; rank < size; ++rank) waves[1][rank] = Part::kIdle;
+  waves[2][size - 1] = Part::kCancelled;
+  waves[3][0] = Part::kFails;
+  const std::vector<std::pair<DType, int>> variants = {{DType::kF32, 2}, {DType::kBF16, 3}};
+  for (const auto& [dtype, slots] : variants) {
+    auto resident = LoadWanPipeline({.root = root, .dtype = dtype, .threads = 1});
+    ASSERT_TRUE(resident.ok()) << resident.status();
+    std::vector<at::Tensor> expected;
+    for (int rank = 0; rank < size; ++rank) {
+      VideoRequest own = request;
+      own.settings.seed += rank;
+      Recorder recorder;
+      ASSERT_TRUE((*resident)->Generate(own, recorder).ok());
+      expected.push_back(recorder.video());
+    }
+    resident->reset();
+    const auto recorded = RunWaves(root, dtype, slots, size, waves, request);
+    for (int rank = 0; rank < size; ++rank) {
+      for (size_t w = 0; w < waves.size(); ++w) {
+        if (waves[w][rank] != Part::kRequest) continue;
+        EXPECT_TRUE(at::equal(recorded[rank][w].video(), expected[rank]))
+            << "rank " << rank << ", wave " << w;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Gathered,
+                         testing::Combine(testing::Values("shapes", "wan21", "wan22-a14b",
+                                                          "wan22-ti2v"),
+                                          testing::Values(2, 3, 4)),
+                         [](const auto& info) {
+                           std::string name = std::get<0>(info.param);
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name + "_" + std::to_string(std::get<1>(info.param)) + "_ranks";
+                         });
+
+TEST(GatheredStart, RanksThatDifferAreAllTold) {
+  ThreadWorld world;
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  std::vector<absl::Status> told(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto group = world.factory().Create({.name = "weights/0", .rank = rank, .size = 2});
+      told[rank] = LoadWanPipeline({.root = root,
+                                    .dtype = DType::kF32,
+                                    .threads = 1,
+                                    .stream_slots = 2 + rank,
+                                    .weight_group = *std::move(group)})
+                       .status();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const absl::Status& status : told) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(),
+                testing::HasSubstr("rank 1 has offload.slots \"3\" where rank 0 has \"2\""));
+  }
+}
+
+TEST(GatheredStart, HostMemoryIsCountedOverTheRanksOfAHost) {
+  const auto root = std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes";
+  // The blocks take more than 1 MiB, whoever holds which part.
+  for (int64_t limit : {int64_t{1} << 20, int64_t{1} << 30}) {
+    ThreadWorld world;
+    std::vector<absl::Status> told(2);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        auto group = world.factory().Create({.name = "weights/0", .rank = rank, .size = 2});
+        told[rank] = LoadWanPipeline({.root = root,
+                                      .dtype = DType::kF32,
+                                      .threads = 1,
+                                      .stream_slots = 2,
+                                      .weight_group = *std::move(group),
+                                      .host_memory_limit_bytes = limit})
+                         .status();
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    for (const absl::Status& status : told) {
+      EXPECT_EQ(status.code(),
+                limit < 1 << 30 ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kOk)
+          << status;
+    }
+  }
+}
 
 TEST(LoadWanPipeline, SaysWhichComponentIsMissing) {
   ScratchDir scratch;

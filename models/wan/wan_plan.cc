@@ -1,5 +1,7 @@
 #include "models/wan/wan_plan.h"
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 #include "models/schedulers/flow_schedule.h"
 #include "models/wan/wan_card.h"
@@ -11,11 +13,15 @@ int WanExpertAt(const WanConfig& config, float timestep) {
   return timestep >= *config.boundary_ratio * config.scheduler.num_train_timesteps ? 0 : 1;
 }
 
-absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSettings& settings) {
+absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSettings& settings,
+                                       int64_t resident_blocks) {
   ASSIGN_OR_RETURN(const FlowSchedulerConfig scheduler,
                    ResolveScheduler(config.scheduler, settings));
-  std::vector<int64_t> rings = {config.text_encoder.num_layers, config.transformer.num_layers};
-  if (config.transformer_2) rings.push_back(config.transformer_2->num_layers);
+  const auto streamed = [&](const WanTransformerConfig& transformer) {
+    return std::max<int64_t>(0, transformer.num_layers - resident_blocks);
+  };
+  std::vector<int64_t> rings = {config.text_encoder.num_layers, streamed(config.transformer)};
+  if (config.transformer_2) rings.push_back(streamed(*config.transformer_2));
   VisitPlan plan(std::move(rings));
   plan.Add(kWanTextRing, settings.guidance_scale > 1 ? 2 : 1);
   const FlowSchedule schedule = MakeFlowSchedule(
@@ -24,6 +30,19 @@ absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSetti
     plan.Add(kWanTransformerRing + WanExpertAt(config, timestep), 1);
   }
   return plan;
+}
+
+int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype) {
+  const WanTransformerConfig& transformer = config.transformer;
+  const int64_t dim = transformer.hidden_size();
+  const auto [pt, ph, pw] = transformer.patch_size;
+  const int64_t tokens = ((settings.num_frames - 1) / config.vae.scale_factor_temporal + 1) / pt *
+                         (settings.height / config.vae.scale_factor_spatial / ph) *
+                         (settings.width / config.vae.scale_factor_spatial / pw);
+  const int64_t branches = settings.guidance_scale > 1 ? 2 : 1;
+  constexpr int64_t kTextRows = 512;
+  const int64_t text = 2 * kTextRows * dim * transformer.num_layers;
+  return branches * (tokens * (8 * dim + transformer.ffn_dim) + text) * DTypeBytes(dtype);
 }
 
 }  // namespace dlo

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/dtype.h"
 #include "models/model_card.h"
 #include "models/wan/wan_config.h"
 #include "offload/visit_plan.h"
@@ -18,8 +19,15 @@ enum WanRing { kWanTextRing = 0, kWanTransformerRing = 1, kWanTransformer2Ring =
 int WanExpertAt(const WanConfig& config, float timestep);
 
 // The text encoder once for the prompt and, with guidance, once for the negative prompt; then for
-// each step the expert that runs at it. All branches of guidance share a pass. Errors as
-// ResolveScheduler.
-absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSettings& settings);
+// each step the expert that runs at it. All branches of guidance share a pass. The leading
+// `resident_blocks` of each transformer are no visits. Errors as ResolveScheduler.
+absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSettings& settings,
+                                       int64_t resident_blocks = 0);
+
+// An upper estimate of what one block's forward takes on the device beside its weights: for each of
+// the G branches and L tokens the hidden state, its norm, queries, keys, values, attention and two
+// sums, each `dim` wide, or the feed-forward's inner layer, in the run dtype; and the request's
+// text keys and values of all blocks.
+int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype);
 
 }  // namespace dlo

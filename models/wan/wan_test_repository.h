@@ -67,6 +67,13 @@ class WanTestRepository {
     Write(file, content);
   }
 
+  // Full-size videos, as the families' defaults are. After the Make functions.
+  void AllowFullSize() {
+    for (const char* file : {"transformer/config.json", "transformer_2/config.json"}) {
+      if (std::filesystem::exists(root_ / file)) Patch(file, {{"rope_max_seq_len", 1024}});
+    }
+  }
+
   // Wan 2.2 A14B's structure.
   void MakeTwoExperts(double boundary_ratio) {
     json second = Transformer(16);

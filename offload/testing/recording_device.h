@@ -84,8 +84,7 @@ class RecordingDevice : public Device {
   }
   std::unique_ptr<Stream> CreateStream(const std::string& name) override {
     program_.streams.push_back({.name = name, .actions = {}});
-    return std::make_unique<RecordingStream>(this,
-                                             static_cast<int>(program_.streams.size()) - 1);
+    return std::make_unique<RecordingStream>(this, static_cast<int>(program_.streams.size()) - 1);
   }
   std::unique_ptr<Event> CreateEvent() override {
     auto event = std::make_unique<RecordingEvent>();
@@ -111,17 +110,17 @@ class RecordingDevice : public Device {
    public:
     RecordingStream(RecordingDevice* device, int index) : device_(device), index_(index) {}
     absl::Status CopyFromHost(std::byte* to, const std::byte* from, int64_t) override {
-      return device_->Add(index_, {.name = "copy",
-                                   .reads = device_->BufferAt(from),
-                                   .writes = device_->BufferAt(to)});
+      return device_->Add(
+          index_,
+          {.name = "copy", .reads = device_->BufferAt(from), .writes = device_->BufferAt(to)});
     }
     absl::Status Pack(std::byte* to, absl::Span<const PackPiece>) override {
       return device_->Add(index_, {.name = "pack", .writes = device_->BufferAt(to)});
     }
     absl::Status AllGather(Communicator&, const std::byte* from, std::byte* to, int64_t) override {
-      return device_->Add(index_, {.name = "gather",
-                                   .reads = device_->BufferAt(from),
-                                   .writes = device_->BufferAt(to)});
+      return device_->Add(
+          index_,
+          {.name = "gather", .reads = device_->BufferAt(from), .writes = device_->BufferAt(to)});
     }
     absl::Status Record(Event& event) override {
       auto& own = static_cast<RecordingEvent&>(event);

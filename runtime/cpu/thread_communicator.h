@@ -7,8 +7,8 @@
 //                                                : absl::OkStatus();
 //   });
 //   // on each rank's thread
-//   ASSIGN_OR_RETURN(auto communicator, world.factory().Create({.name = "dp", .rank = r, .size =
-//   4}));
+//   ASSIGN_OR_RETURN(auto communicator,
+//                    world.factory().Create({.name = "dp", .rank = r, .size = 4}));
 //
 // A communicator that is destroyed is a rank that died. Thread-safe. The world outlives its
 // communicators.

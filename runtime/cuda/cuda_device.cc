@@ -11,17 +11,10 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "runtime/cuda/cuda_entry.h"
+#include "runtime/cuda/cuda_status.h"
 
 namespace dlo {
 namespace {
-
-absl::Status FromCuda(cudaError_t error, absl::string_view what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // errors that are not sticky must not surface at the next call
-  const std::string message = absl::StrCat(what, ": ", cudaGetErrorString(error));
-  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
-  return absl::InternalError(message);
-}
 
 // An event without timing, which is what waits need.
 class CudaEvent : public Event {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "runtime/cuda/cuda_status.h"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 19, 0)
 #error "NCCL 2.19 or newer is needed: non-blocking communicators and ncclMemAlloc"
@@ -27,14 +28,6 @@ constexpr absl::Duration kCloseTimeout = absl::Seconds(10);
 // Polls without giving up the processor at first, as a block's gather takes about that long.
 constexpr absl::Duration kSpin = absl::Microseconds(200);
 constexpr std::chrono::microseconds kPollInterval{50};
-
-absl::Status FromCuda(cudaError_t error, absl::string_view what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // errors that are not sticky must not surface at the next call
-  const std::string message = absl::StrCat(what, ": ", cudaGetErrorString(error));
-  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
-  return absl::InternalError(message);
-}
 
 bool IsError(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
 

@@ -219,6 +219,14 @@ int FrontendHarness::WorkerPid(int rank) {
 
 void FrontendHarness::Touch(const std::string& name) const { std::ofstream(Path(name)).flush(); }
 
+std::unique_ptr<TestCall> FrontendHarness::RunUntilStep(int step, const std::string& file,
+                                                        const std::string& id) {
+  auto call = std::make_unique<TestCall>(
+      channel(), Request(absl::StrCat("hold_step=", step, ":", Path(file)), id));
+  EXPECT_TRUE(call->ReadUntilStep(step));
+  return call;
+}
+
 v1::GenerateRequest FrontendHarness::Request(const std::string& prompt, const std::string& id) {
   v1::GenerateRequest request;
   request.set_request_id(id);

@@ -88,6 +88,10 @@ class FrontendHarness {
 
   static v1::GenerateRequest Request(const std::string& prompt, const std::string& id = "");
 
+  // A request that has done `step` steps and goes on once the file is touched.
+  std::unique_ptr<TestCall> RunUntilStep(int step, const std::string& file,
+                                         const std::string& id = "");
+
  private:
   FrontendOptions options_;
   std::filesystem::path folder_;

@@ -70,7 +70,7 @@ class ScriptedPipeline : public VideoPipeline {
       RETURN_IF_ERROR(observer.OnFrames({frame, 1, settings.height, settings.width}));
     }
     stats.decode = absl::Now() - start;
-    stats.device_bytes_peak = 1 << 20;
+    stats.device_bytes_peak_denoise = 1 << 20;
     if (Has(words, "streams")) {
       stats.bus_bytes = 3 << 20;
       stats.streaming = {{Stage::kDenoising,

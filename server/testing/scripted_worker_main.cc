@@ -46,7 +46,7 @@ class LooseWorker : public LinkHandler {
     link_->Send(ready);
   }
 
-  void OnAssignment(v1::Assignment assignment) override { runner_.Run(assignment); }
+  void OnAssignment(v1::Assignment assignment) override { (void)runner_.Run(assignment); }
   void OnCancel(uint64_t wave) override {}
   void OnDrain() override { _exit(0); }
   void OnClosed(absl::Status status) override { _exit(kExitLinkLost); }
@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   app.allow_extras();
   app.add_option("--link-fd", options.link_fd);
   app.add_option("--rank", options.rank);
-  app.add_option("--incarnation", options.incarnation);
+  app.add_option("--incarnation", options.incarnation)->check(CLI::NonNegativeNumber);
   app.add_option("--build-id", options.build_id);
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
@@ -113,12 +113,12 @@ int main(int argc, char** argv) {
     const dlo::LooseWorker worker(options, stray, send_hold);
     while (true) pause();
   }
-  return dlo::RunWorker(options, [&]() -> absl::StatusOr<std::unique_ptr<dlo::VideoPipeline>> {
+  return dlo::RunWorker(options, [&]() -> absl::StatusOr<dlo::LoadedPipeline> {
     if (load_signal != 0) raise(load_signal);
     while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
       absl::SleepFor(absl::Milliseconds(2));
     }
     if (!load_error.empty()) return absl::NotFoundError(load_error);
-    return dlo::NewScriptedPipeline();
+    return dlo::LoadedPipeline{dlo::NewScriptedPipeline()};
   });
 }

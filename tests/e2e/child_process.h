@@ -1,9 +1,10 @@
 // Runs a program of ours in a test: its output, its lines as they come, its exit code.
 //
-//   ASSIGN_OR_RETURN(auto serve, ChildProcess::Start({"bin/dlo-serve", "--listen",
-//   "127.0.0.1:0"})); ASSIGN_OR_RETURN(std::string line, serve->WaitForLine("serving on ",
-//   absl::Seconds(30))); serve->Signal(SIGTERM); ASSIGN_OR_RETURN(int code,
-//   serve->Wait(absl::Seconds(30)));
+//   ASSIGN_OR_RETURN(auto serve,
+//                    ChildProcess::Start({"bin/dlo-serve", "--listen", "127.0.0.1:0"}));
+//   ASSIGN_OR_RETURN(std::string line, serve->WaitForLine("serving on ", absl::Seconds(30)));
+//   serve->Signal(SIGTERM);
+//   ASSIGN_OR_RETURN(int code, serve->Wait(absl::Seconds(30)));
 //
 // Standard output and error come together. The destructor ends the process (TERM, after ten seconds
 // KILL) and reaps it. One thread at a time. Errors are DEADLINE_EXCEEDED or FAILED_PRECONDITION

@@ -62,7 +62,8 @@ class PythonClientTest(unittest.TestCase):
                 jobs.append(event.job)
                 states.append(type(event.job).DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number[event.job.state].name)
         self.assertEqual([s for s in steps if s > 0], [1, 2, 3, 4])
-        order = ["JOB_STATE_QUEUED", "JOB_STATE_ENCODING_TEXT", "JOB_STATE_DENOISING", "JOB_STATE_DECODING", "JOB_STATE_SUCCEEDED"]
+        order = ["JOB_STATE_QUEUED", "JOB_STATE_ADMITTED", "JOB_STATE_ENCODING_TEXT", "JOB_STATE_DENOISING", "JOB_STATE_DECODING",
+                 "JOB_STATE_SUCCEEDED"]
         self.assertEqual(sorted(set(states), key=order.index), sorted(set(states), key=states.index), "states in order")
         self.assertEqual(states[-1], "JOB_STATE_SUCCEEDED")
         for job in jobs:
@@ -84,6 +85,20 @@ class PythonClientTest(unittest.TestCase):
         other, _ = self.api.video(**{**request, "settings": {**FAST, "seed": 4}})
         self.assertEqual(first, again)
         self.assertNotEqual(first, other)
+
+    def test_validate_only_forecasts_and_runs_nothing(self):
+        request = {"prompt": PROMPT, "settings": FAST}
+        _, ran = self.api.video(**request)
+        events = list(self.api.generate(validate_only=True, request_id="asked", **request))
+        self.assertEqual(len(events), 1)
+        job = events[0].job
+        self.assertEqual((job.id, job.settings), ("", ran.settings))
+        self.assertFalse(ran.HasField("forecast"))
+        forecast = job.forecast
+        self.assertEqual([(run.component, run.passes) for run in forecast.plan], [("text_encoder", 2), ("transformer", 4)])
+        self.assertEqual((forecast.transfer, forecast.bus_bytes), ("none", 0))
+        self.assertGreater(forecast.denoise_flops, 0)
+        self.assertGreater(forecast.run_time.ToTimedelta().total_seconds(), 0)
 
     def test_an_unset_seed_is_chosen_and_reported(self):
         settings = {"num_inference_steps": 1}

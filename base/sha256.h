@@ -29,4 +29,7 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
+// Of bytes that are all there.
+std::string Sha256Of(absl::string_view bytes);
+
 }  // namespace dlo

@@ -1,4 +1,4 @@
-#include "media/sha256.h"
+#include "base/sha256.h"
 
 #include <openssl/evp.h>
 
@@ -21,6 +21,12 @@ std::string Sha256::Finish() {
   unsigned int size = 0;
   EVP_DigestFinal_ex(context_.get(), digest, &size);
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<char*>(digest), size));
+}
+
+std::string Sha256Of(absl::string_view bytes) {
+  Sha256 hash;
+  hash.Update(bytes);
+  return hash.Finish();
 }
 
 }  // namespace dlo
