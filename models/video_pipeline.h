@@ -25,6 +25,7 @@
 #include "loader/host_weight_plan.h"
 #include "models/model_card.h"
 #include "offload/startup_agreement.h"
+#include "offload/streamer_stats.h"
 #include "runtime/communicator.h"
 
 namespace dlo {
@@ -37,6 +38,7 @@ struct VideoRequest {
   std::string prompt;
   std::string negative_prompt;
   VideoSettings settings;
+  bool trace = false;  // record a timeline
 };
 
 // A run of decoded frames: float32 [num_frames, height, width, 3] in 0..1, row-major.
@@ -61,6 +63,12 @@ class GenerationObserver {
   virtual bool cancelled() const = 0;
 };
 
+// What a stage streamed.
+struct StageStreaming {
+  Stage stage = Stage::kEncodingText;
+  StreamerStats streamed;
+};
+
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
@@ -72,7 +80,9 @@ struct GenerationStats {
   int64_t device_bytes_peak() const {
     return std::max({device_bytes_peak_text, device_bytes_peak_denoise, device_bytes_peak_decode});
   }
-  int64_t bus_bytes = 0;  // streamed from host to device
+  int64_t bus_bytes = 0;                  // streamed from host to device
+  std::vector<StageStreaming> streaming;  // of the stages that streamed
+  std::string timeline;                   // Chrome trace JSON if the request asked, at most 3 MiB
 };
 
 // Of this process, now.

@@ -88,9 +88,10 @@ class Device {
   // RESOURCE_EXHAUSTED when the host has no room to pin.
   virtual absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) = 0;
 
-  // Streams and events must not outlive the device. `name` shows in debuggers and traces.
+  // Streams, events and stamps must not outlive the device. `name` shows in debuggers and traces.
   virtual std::unique_ptr<Stream> CreateStream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> CreateEvent() = 0;
+  virtual std::unique_ptr<Stamp> CreateStamp() = 0;
   // Where the model computes: on the CPU the calling thread, on CUDA libtorch's current stream.
   virtual Stream& compute_stream() = 0;
 

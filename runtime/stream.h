@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/pack.h"
 
@@ -34,6 +35,17 @@ class Communicator;
 class Event {
  public:
   virtual ~Event() = default;
+};
+
+// A moment in a stream's work, for measuring. Marked again and again.
+class Stamp {
+ public:
+  virtual ~Stamp() = default;
+
+  // From when a stream got to the latest Mark of `earlier` to when one got to the latest of this
+  // stamp; negative if that was before. Waits on the host until both have been got to. Both were
+  // marked, on streams of one device.
+  virtual absl::Duration Since(const Stamp& earlier) const = 0;
 };
 
 class Stream {
@@ -54,6 +66,8 @@ class Stream {
 
   virtual absl::Status Record(Event& event) = 0;
   virtual absl::Status Wait(const Event& event) = 0;
+  // Notes when the stream gets here. If it is broken the stamp's time means nothing.
+  virtual absl::Status Mark(Stamp& stamp) = 0;
 
   // Waits on the host until everything enqueued has happened; the stream's error, if it broke.
   virtual absl::Status Synchronize() = 0;

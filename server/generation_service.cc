@@ -141,7 +141,7 @@ class DownloadCall : public StreamCall<v1::ResultChunk> {
     auto call = std::make_shared<DownloadCall>();
     DownloadCall* const reactor = call.get();
     reactor->KeepAlive(call);
-    jobs->OpenResult(request.id(),
+    jobs->OpenResult(request.id(), request.timeline() ? ResultPart::kTimeline : ResultPart::kVideo,
                      [call, jobs, offset = request.offset()](const grpc::Status& status,
                                                              std::shared_ptr<ResultReader> reader) {
                        call->Begin(jobs, offset, status, std::move(reader));
@@ -280,10 +280,11 @@ class GenerateCall : public WatchCall {
       absl::MutexLock lock(&mutex_);
       return EndAfterAll(status);
     }
-    jobs_->OpenResult(id_, [self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
-                               const grpc::Status& opened, std::shared_ptr<ResultReader> reader) {
-      self->BeginVideo(opened, std::move(reader));
-    });
+    jobs_->OpenResult(id_, ResultPart::kVideo,
+                      [self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
+                          const grpc::Status& opened, std::shared_ptr<ResultReader> reader) {
+                        self->BeginVideo(opened, std::move(reader));
+                      });
   }
 
   void OnCancel() override {

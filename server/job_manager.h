@@ -63,6 +63,9 @@ class JobWatcher {
   virtual void OnEnd(const grpc::Status& status) = 0;
 };
 
+// What DownloadResult sends.
+enum class ResultPart { kVideo, kTimeline };
+
 class JobManager {
  public:
   using Reply = std::function<void(const grpc::Status& status, const v1::Job& job)>;
@@ -94,7 +97,7 @@ class JobManager {
   void Unwatch(const std::string& id, const JobWatcher* watcher);
   void Cancel(const std::string& id, Reply reply);
   void Delete(const std::string& id, Reply reply);
-  void OpenResult(const std::string& id, ResultReply reply);
+  void OpenResult(const std::string& id, ResultPart part, ResultReply reply);
 
   // For the reading of results, which may block.
   TaskThread& reading_thread() { return reading_; }
@@ -110,14 +113,14 @@ class JobManager {
   void Erase(const std::string& id, const LiveJob* live);
   // Of a job that is not live.
   void FindRecorded(const std::string& id, Reply reply);
-  void OpenResultOf(const v1::Job& job, const ResultReply& reply);
+  void OpenResultOf(const v1::Job& job, ResultPart part, const ResultReply& reply);
   void RecoverJob(const JobRecord& record);
 
   const JobManagerOptions options_;
   const std::shared_ptr<const ModelCard> card_;
   Scheduler* const scheduler_;
   Forecaster* const forecaster_;
-  JobStore* const store_;  // only for ResultPath; the rest is the store thread's
+  JobStore* const store_;  // only for the paths of results; the rest is the store thread's
 
   absl::Mutex mutex_;
   // Not ended, or ended and not yet recorded so.

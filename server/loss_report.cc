@@ -110,9 +110,9 @@ RankLoss Judge(RankLoss loss, const std::vector<RankTrace>& traces) {
     const RankTrace* const behind = waiting == nullptr ? nullptr : Behind(*waiting, traces);
     if (behind == nullptr) break;
     const std::string operation = waiting->OpText();
-    loss.cause = absl::StrCat("did not come to ", operation, ", in which rank ", loss.rank,
-                              waiting->state == FlightState::kBegun ? " waited (" : " failed (",
-                              first, ")");
+    loss.cause =
+        absl::StrCat("did not come to ", operation, ", in which rank ", loss.rank,
+                     waiting->state == FlightState::kBegun ? " waited (" : " failed (", first, ")");
     loss.rank = behind->rank;
     loss.signal.reset();
     loss.exit_code.reset();

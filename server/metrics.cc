@@ -34,9 +34,8 @@ const std::vector<std::string>& RefusalReasons() {
 // What Supervisor says of a loss.
 const std::vector<std::string>& RestartReasons() {
   static const auto* const reasons = new std::vector<std::string>{
-      "killed",      "exited", "start_failed",  "not_attached",
-      "link_broken", "silent", "wave_deadline", "stuck_visit",
-      "collective_failed"};
+      "killed", "exited",        "start_failed", "not_attached",     "link_broken",
+      "silent", "wave_deadline", "stuck_visit",  "collective_failed"};
   return *reasons;
 }
 

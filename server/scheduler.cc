@@ -434,6 +434,7 @@ void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids, W
       request->set_negative_prompt(jobs[i]->spec.negative_prompt);
       *request->mutable_settings() = jobs[i]->snapshot.settings();
       request->set_output_format(jobs[i]->spec.output_format);
+      request->set_trace(jobs[i]->spec.trace);
     }
     for (int rank : replicas[i]) links_->Send(rank, message);
   }

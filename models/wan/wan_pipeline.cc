@@ -38,6 +38,7 @@
 #include "models/wan/wan_offload_plan.h"
 #include "models/wan/wan_plan.h"
 #include "models/wan/wan_weight_needs.h"
+#include "offload/timeline.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -45,6 +46,10 @@ namespace {
 
 // Text rows the transformer sees for every prompt; what a prompt does not fill is zeros.
 constexpr int kTextRows = 512;
+
+// Of a timeline: the newest. With at most 4 events of 120 bytes each, and 1000 steps, it stays
+// below 3 MiB.
+constexpr int64_t kTimelineVisits = 6000;
 
 absl::Status Cancelled() { return absl::CancelledError("the request was cancelled"); }
 
@@ -68,6 +73,48 @@ auto CatchTorch(F f) -> decltype(f()) {
     return absl::InternalError(e.what());
   }
 }
+
+// Notes when the stages and steps of a request begin and end, and passes on what it hears.
+class TimelineObserver : public GenerationObserver {
+ public:
+  // `timeline` null: only passes on. Its times count from `zero`.
+  TimelineObserver(GenerationObserver& observer, Timeline* timeline, absl::Time zero)
+      : observer_(observer), timeline_(timeline), zero_(zero) {}
+
+  void OnStage(Stage stage) override {
+    if (timeline_ != nullptr) {
+      constexpr const char* kNames[] = {"text", "denoise", "decode"};
+      const absl::Duration now = Now();
+      if (!timeline_->stages.empty()) timeline_->stages.back().end = now;
+      timeline_->stages.push_back({kNames[static_cast<int>(stage)], now, now});
+      step_begin_ = now;
+    }
+    observer_.OnStage(stage);
+  }
+  void OnStep(int step, int num_steps) override {
+    if (timeline_ != nullptr) {
+      const absl::Duration now = Now();
+      timeline_->steps.push_back({absl::StrCat("step ", step), step_begin_, now});
+      step_begin_ = now;
+    }
+    observer_.OnStep(step, num_steps);
+  }
+  absl::Status OnFrames(const FrameSpan& frames) override { return observer_.OnFrames(frames); }
+  bool cancelled() const override { return observer_.cancelled(); }
+
+  // The last stage has ended.
+  void Close() {
+    if (timeline_ != nullptr) timeline_->stages.back().end = Now();
+  }
+
+ private:
+  absl::Duration Now() const { return absl::Now() - zero_; }
+
+  GenerationObserver& observer_;
+  Timeline* const timeline_;
+  const absl::Time zero_;
+  absl::Duration step_begin_;
+};
 
 absl::Status Annotate(const absl::Status& status, absl::string_view component) {
   return status.ok() ? status
@@ -174,8 +221,10 @@ PipelineMemory WanPipeline::memory() const {
 }
 
 absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
-                                                 GenerationObserver& observer) {
+                                                 GenerationObserver& request_observer) {
   GenerationStats stats;
+  visits_.reset();
+  if (request.trace && c_.streamer != nullptr) visits_.emplace(kTimelineVisits);
   TakeDevicePeak();
   stages_peak_ = 0;
   const DeviceMemory before = UsedMemory();
@@ -187,9 +236,11 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   };
   if (c_.streamer != nullptr) {
     ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings, c_.resident_blocks));
-    RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
+    RETURN_IF_ERROR(c_.streamer->Start(std::move(plan), visits_ ? &*visits_ : nullptr));
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = c_.streamer != nullptr ? c_.streamer->start_time() : absl::Now();
+  Timeline timeline;
+  TimelineObserver observer(request_observer, request.trace ? &timeline : nullptr, start);
 
   observer.OnStage(Stage::kEncodingText);
   ASSIGN_OR_RETURN(const std::vector<TextEmbedding> texts, EncodePrompts(request, observer));
@@ -200,8 +251,8 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   observer.OnStage(Stage::kDenoising);
   ASSIGN_OR_RETURN(const at::Tensor latents, Denoise(request.settings, texts, observer));
   if (c_.streamer != nullptr) {
-    stats.bus_bytes = c_.streamer->stats().bus_bytes;
     RETURN_IF_ERROR(c_.streamer->Stop());
+    TellStreaming(&stats);
   }
   const absl::Time denoise_end = absl::Now();
   stats.denoise = denoise_end - text_end;
@@ -211,6 +262,16 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   RETURN_IF_ERROR(Decode(latents, observer));
   stats.decode = absl::Now() - denoise_end;
   stats.device_bytes_peak_decode = TakeDevicePeak();
+  observer.Close();
+  if (request.trace) {
+    if (c_.streamer != nullptr) {
+      timeline.visits = &*visits_;
+      timeline.fill_kind = c_.streamer->fill_kind();
+      timeline.deliver_kind = c_.streamer->deliver_kind();
+      timeline.ring_names = {"text_encoder", "transformer", "transformer_2"};
+    }
+    stats.timeline = TimelineJson(timeline);
+  }
   return stats;
 }
 
@@ -230,6 +291,19 @@ absl::StatusOr<std::vector<TextEmbedding>> WanPipeline::EncodePrompts(
     texts.push_back(std::move(negative));
   }
   return texts;
+}
+
+void WanPipeline::TellStreaming(GenerationStats* stats) {
+  const StreamerStats text = c_.streamer->stats(kWanTextRing);
+  StreamerStats denoise;
+  for (size_t i = 0; i < c_.experts.size(); ++i) {
+    denoise += c_.streamer->stats(kWanTransformerRing + static_cast<int>(i));
+  }
+  stats->bus_bytes = text.bus_bytes + denoise.bus_bytes;
+  for (const auto& [stage, streamed] :
+       {std::pair(Stage::kEncodingText, text), std::pair(Stage::kDenoising, denoise)}) {
+    if (streamed.visits > 0) stats->streaming.push_back({stage, streamed});
+  }
 }
 
 absl::StatusOr<TextEmbedding> WanPipeline::EncodeText(const std::vector<int64_t>& ids,

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/umt5/umt5_specs.h"
@@ -734,6 +736,19 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
           EXPECT_GT((*streamed)->memory().pinned_bytes, 0);
           EXPECT_LE((*streamed)->memory().pinned_bytes, stats->bus_bytes);
         }
+        // Both stages that stream say what, and whatever was waited for was part of the stage.
+        ASSERT_EQ(stats->streaming.size(), 2u);
+        int64_t bus_bytes = 0;
+        for (const StageStreaming& stage : stats->streaming) {
+          const bool text = stage.stage == Stage::kEncodingText;
+          EXPECT_GT(stage.streamed.visits, 0);
+          EXPECT_GT(stage.streamed.copy_time, absl::ZeroDuration());
+          EXPECT_GE(stage.streamed.stall(), absl::ZeroDuration());
+          EXPECT_LT(stage.streamed.stall(), text ? stats->text : stats->denoise);
+          bus_bytes += stage.streamed.bus_bytes;
+        }
+        EXPECT_EQ(bus_bytes, stats->bus_bytes);
+        EXPECT_TRUE(stats->timeline.empty());
         if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
           EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
         }
@@ -746,6 +761,48 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
     EXPECT_THAT(std::string(refused.status().message()),
                 testing::AllOf(testing::HasSubstr("host_weights.checkpoint_mmap is on"),
                                testing::HasSubstr(absl::StrCat("the run's ", DTypeName(dtype)))));
+  }
+}
+
+// Every visit of a real request within its stage, and every step.
+TEST_P(Streamed, TimelinesShowStagesStepsAndVisits) {
+  const auto root = RepositoryOf(GetParam().repository);
+  VideoRequest request = SmallRequest(root);
+  request.trace = true;
+  for (const int slots : {0, 2}) {
+    auto pipeline = LoadWanPipeline({.root = root, .dtype = DType::kF32, .stream_slots = slots});
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    Recorder recorder;
+    auto stats = (*pipeline)->Generate(request, recorder);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    const nlohmann::json timeline = nlohmann::json::parse(stats->timeline);
+    std::map<std::string, std::pair<double, double>> stages;  // begin and end in us
+    int64_t steps = 0, visits = 0;
+    for (const auto& event : timeline["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      const std::string name = event["name"];
+      const double begin = event["ts"], end = begin + event["dur"].get<double>();
+      if (name == "text" || name == "denoise" || name == "decode") {
+        stages[name] = {begin, end};
+      } else if (name.rfind("step ", 0) == 0) {
+        EXPECT_EQ(name, absl::StrCat("step ", ++steps));
+        EXPECT_GE(begin, stages["denoise"].first);
+        EXPECT_LE(end, stages["denoise"].second + 1);
+      } else if (event["tid"] == 2 && name != "wait") {  // computing
+        EXPECT_EQ(event["args"]["visit"], visits++);
+        // Clocks of host and streams agree to well below a millisecond.
+        const auto& stage = stages[name.rfind("text_encoder ", 0) == 0 ? "text" : "denoise"];
+        EXPECT_GE(begin, stage.first - 1000) << name;
+        EXPECT_LE(end, stage.second + 1000) << name;
+      }
+    }
+    EXPECT_EQ(stages.size(), 3u);
+    EXPECT_EQ(stages["text"].second, stages["denoise"].first);
+    EXPECT_EQ(steps, 4);
+    int64_t streamed = 0;
+    for (const StageStreaming& stage : stats->streaming) streamed += stage.streamed.visits;
+    EXPECT_EQ(visits, streamed);
+    EXPECT_EQ(streamed > 0, slots > 0);
   }
 }
 

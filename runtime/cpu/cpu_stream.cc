@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -34,14 +36,20 @@ class CpuEvent : public Event {
     {
       const std::lock_guard lock(mutex_);
       reached_ = ticket;
-      status_ = status;
+      if (status.ok()) {
+        failed_from_ = 0;
+      } else if (failed_from_ == 0) {
+        failed_from_ = ticket;
+        status_ = status;
+      }
     }
     changed_.notify_all();
   }
   absl::Status Await(uint64_t ticket) const {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return reached_ >= ticket; });
-    return status_;
+    // A stream that broke since then must not fail who waits for what was before.
+    return failed_from_ != 0 && ticket >= failed_from_ ? status_ : absl::OkStatus();
   }
 
  private:
@@ -49,12 +57,38 @@ class CpuEvent : public Event {
   mutable std::condition_variable changed_;
   uint64_t taken_ = 0;
   uint64_t reached_ = 0;
+  uint64_t failed_from_ = 0;  // the first ticket that a broken stream brought; 0: none
   absl::Status status_;
+};
+
+class CpuStamp : public Stamp {
+ public:
+  // At Mark.
+  void Await() { time_ns_.store(kAwaited, std::memory_order_relaxed); }
+  // When the stream gets there.
+  void Reach() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    time_ns_.store(std::chrono::nanoseconds(now).count(), std::memory_order_release);
+    time_ns_.notify_all();
+  }
+  absl::Duration Since(const Stamp& earlier) const override {
+    return absl::Nanoseconds(time_ns() - static_cast<const CpuStamp&>(earlier).time_ns());
+  }
+
+ private:
+  static constexpr int64_t kAwaited = -1;
+
+  int64_t time_ns() const {
+    time_ns_.wait(kAwaited, std::memory_order_acquire);
+    return time_ns_.load(std::memory_order_acquire);
+  }
+
+  std::atomic<int64_t> time_ns_ = 0;
 };
 
 // One enqueued operation; which fields count depends on the kind.
 struct Operation {
-  enum class Kind { kCopy, kPack, kAllGather, kRecord, kWait };
+  enum class Kind { kCopy, kPack, kAllGather, kRecord, kWait, kMark };
   Kind kind = Kind::kCopy;
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
@@ -63,12 +97,17 @@ struct Operation {
   Communicator* communicator = nullptr;
   CpuEvent* record = nullptr;
   const CpuEvent* wait = nullptr;
+  CpuStamp* stamp = nullptr;
   uint64_t ticket = 0;
 };
 
 absl::Status Perform(const Operation& op, const absl::Status& so_far) {
   if (op.kind == Operation::Kind::kRecord) {
     op.record->Reach(op.ticket, so_far);
+    return so_far;
+  }
+  if (op.kind == Operation::Kind::kMark) {
+    op.stamp->Reach();
     return so_far;
   }
   if (!so_far.ok()) return so_far;
@@ -84,9 +123,22 @@ absl::Status Perform(const Operation& op, const absl::Status& so_far) {
     case Operation::Kind::kWait:
       return op.wait->Await(op.ticket);
     case Operation::Kind::kRecord:
+    case Operation::Kind::kMark:
       break;
   }
   return absl::OkStatus();
+}
+
+bool IsMove(const Operation& op) {
+  return op.kind == Operation::Kind::kCopy || op.kind == Operation::Kind::kPack ||
+         op.kind == Operation::Kind::kAllGather;
+}
+
+CpuMove Describe(const Operation& op, const std::string& stream) {
+  const CpuMove::Kind kind = op.kind == Operation::Kind::kCopy   ? CpuMove::Kind::kCopy
+                             : op.kind == Operation::Kind::kPack ? CpuMove::Kind::kPack
+                                                                 : CpuMove::Kind::kAllGather;
+  return {.kind = kind, .stream = stream, .to = op.to, .from = op.from, .bytes = op.bytes};
 }
 
 // The calls of Stream as operations.
@@ -114,6 +166,11 @@ class OperationStream : public Stream {
     const auto& own = static_cast<const CpuEvent&>(event);
     return Submit({.kind = Operation::Kind::kWait, .wait = &own, .ticket = own.taken()});
   }
+  absl::Status Mark(Stamp& stamp) override {
+    auto& own = static_cast<CpuStamp&>(stamp);
+    own.Await();
+    return Submit({.kind = Operation::Kind::kMark, .stamp = &own});
+  }
 
  protected:
   virtual absl::Status Submit(const Operation& op) = 0;
@@ -132,8 +189,8 @@ class InlineStream : public OperationStream {
 
 class ThreadStream : public OperationStream {
  public:
-  ThreadStream(const std::string& name, int capacity)
-      : queue_(capacity), thread_([this] { Run(); }) {
+  ThreadStream(const std::string& name, CpuMoveHooks hooks, int capacity)
+      : name_(name), hooks_(std::move(hooks)), queue_(capacity), thread_([this] { Run(); }) {
     pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
   }
   ~ThreadStream() override {
@@ -173,7 +230,7 @@ class ThreadStream : public OperationStream {
       const Operation op = queue_[first_];
       absl::Status status = status_;
       lock.unlock();
-      status = Perform(op, status);
+      status = PerformHooked(op, status);
       lock.lock();
       status_ = std::move(status);
       first_ = (first_ + 1) % queue_.size();
@@ -182,6 +239,18 @@ class ThreadStream : public OperationStream {
     }
   }
 
+  absl::Status PerformHooked(const Operation& op, const absl::Status& so_far) {
+    const bool hooked = IsMove(op) && so_far.ok();
+    if (hooked && hooks_.before) {
+      if (absl::Status status = hooks_.before(Describe(op, name_)); !status.ok()) return status;
+    }
+    absl::Status status = Perform(op, so_far);
+    if (hooked && hooks_.after && status.ok()) status = hooks_.after(Describe(op, name_));
+    return status;
+  }
+
+  const std::string name_;
+  const CpuMoveHooks hooks_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Operation> queue_;  // a circle of fixed size
@@ -196,8 +265,11 @@ class ThreadStream : public OperationStream {
 
 std::unique_ptr<Event> MakeCpuEvent() { return std::make_unique<CpuEvent>(); }
 
-std::unique_ptr<Stream> MakeThreadStream(const std::string& name, int capacity) {
-  return std::make_unique<ThreadStream>(name, capacity);
+std::unique_ptr<Stamp> MakeCpuStamp() { return std::make_unique<CpuStamp>(); }
+
+std::unique_ptr<Stream> MakeThreadStream(const std::string& name, CpuMoveHooks hooks,
+                                         int capacity) {
+  return std::make_unique<ThreadStream>(name, std::move(hooks), capacity);
 }
 
 std::unique_ptr<Stream> MakeInlineStream() { return std::make_unique<InlineStream>(); }

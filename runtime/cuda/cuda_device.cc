@@ -33,6 +33,30 @@ class CudaEvent : public Event {
   cudaError_t created_;
 };
 
+// An event with timing.
+class CudaStamp : public Stamp {
+ public:
+  CudaStamp() { created_ = cudaEventCreate(&event_); }
+  ~CudaStamp() override {
+    if (created_ == cudaSuccess) cudaEventDestroy(event_);
+  }
+  absl::Duration Since(const Stamp& earlier) const override {
+    const auto& begin = static_cast<const CudaStamp&>(earlier);
+    float ms = 0;
+    cudaError_t result = cudaEventSynchronize(begin.event_);
+    if (result == cudaSuccess) result = cudaEventSynchronize(event_);
+    if (result == cudaSuccess) result = cudaEventElapsedTime(&ms, begin.event_, event_);
+    if (result != cudaSuccess) cudaGetLastError();
+    return absl::Milliseconds(static_cast<double>(ms));
+  }
+  cudaError_t created() const { return created_; }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  cudaError_t created_;
+};
+
 // Either a stream of its own or, for computing, whatever stream libtorch has current.
 class CudaStream : public Stream {
  public:
@@ -71,6 +95,13 @@ class CudaStream : public Stream {
     return Then(
         [&] { return FromCuda(cudaStreamWaitEvent(get(), own.get(), 0), "wait for an event"); });
   }
+  absl::Status Mark(Stamp& stamp) override {
+    auto& own = static_cast<CudaStamp&>(stamp);
+    return Then([&] {
+      RETURN_IF_ERROR(FromCuda(own.created(), "create a stamp"));
+      return FromCuda(cudaEventRecord(own.get(), get()), "mark a moment");
+    });
+  }
   absl::Status Synchronize() override {
     return Then([&] { return FromCuda(cudaStreamSynchronize(get()), "synchronize a stream"); });
   }
@@ -95,11 +126,12 @@ class CudaStream : public Stream {
 
 class PinnedBuffer : public HostBuffer {
  public:
-  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void()> on_release)
-      : data_(data), bytes_(bytes), on_release_(std::move(on_release)) {}
+  // `released` hears of the end.
+  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void(int64_t)> released)
+      : data_(data), bytes_(bytes), released_(std::move(released)) {}
   ~PinnedBuffer() override {
     cudaFreeHost(data_);
-    on_release_();
+    released_(bytes_);
   }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
@@ -107,7 +139,7 @@ class PinnedBuffer : public HostBuffer {
  private:
   std::byte* const data_;
   const int64_t bytes_;
-  const std::function<void()> on_release_;
+  const std::function<void(int64_t)> released_;
 };
 
 class CudaDevice : public Device {
@@ -146,12 +178,13 @@ class CudaDevice : public Device {
     void* data = nullptr;
     RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
                              absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
-    absl::MutexLock lock(&mutex_);
-    memory_.host_bytes += bytes;
-    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes, [this, bytes] {
+    const auto add = [this](int64_t change) {
       absl::MutexLock lock(&mutex_);
-      memory_.host_bytes -= bytes;
-    });
+      memory_.host_bytes += change;
+    };
+    add(bytes);
+    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes,
+                                          [add](int64_t released) { add(-released); });
   }
 
   std::unique_ptr<Stream> CreateStream(const std::string&) override {
@@ -161,6 +194,10 @@ class CudaDevice : public Device {
   std::unique_ptr<Event> CreateEvent() override {
     (void)Select();
     return std::make_unique<CudaEvent>();
+  }
+  std::unique_ptr<Stamp> CreateStamp() override {
+    (void)Select();
+    return std::make_unique<CudaStamp>();
   }
   Stream& compute_stream() override { return compute_stream_; }
 
