@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -167,8 +168,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
-  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
-    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  // How many kResidentLayersAuto are, only the workers know; then none are counted.
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype,
+                             resident =
+                                 std::max(0, config.offload.resident_layers)](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt, resident});
   };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =
