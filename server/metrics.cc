@@ -17,10 +17,11 @@ constexpr char kOther[] = "other";
 // Reasons of statuses (docs/reference.md, errors). One that is added there is added here.
 const std::vector<std::string>& FailureReasons() {
   static const auto* const reasons = new std::vector<std::string>{
-      "RANK_LOST",         "WAVE_DEADLINE",     "OUT_OF_MEMORY",     "ENCODING_FAILED",
-      "GENERATION_FAILED", "RESULT_INCOMPLETE", "RESULT_CORRUPT",    "RESULT_TOO_LARGE",
-      "RESULT_NOT_STORED", "DISK_FULL",         "CLIENT_TOO_SLOW",   "DEADLINE_EXCEEDED",
-      "SHUTTING_DOWN",     "SERVER_RESTARTED",  "REQUEST_NOT_VALID", "RECORD_UNREADABLE"};
+      "RANK_LOST",         "WAVE_DEADLINE",     "COLLECTIVE_FAILED", "OUT_OF_MEMORY",
+      "ENCODING_FAILED",   "GENERATION_FAILED", "RESULT_INCOMPLETE", "RESULT_CORRUPT",
+      "RESULT_TOO_LARGE",  "RESULT_NOT_STORED", "DISK_FULL",         "CLIENT_TOO_SLOW",
+      "DEADLINE_EXCEEDED", "SHUTTING_DOWN",     "SERVER_RESTARTED",  "REQUEST_NOT_VALID",
+      "RECORD_UNREADABLE"};
   return *reasons;
 }
 
@@ -227,9 +228,8 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
                        "Weights copied from host to device for assignments that finished.");
   auto& device = Gauges(
       registry, "dlo_rank_device_memory_bytes",
-      "Device memory of the worker. used: allocated now; weights: allocated while no request "
-      "ran (weights, slots); activations: used beyond that; peak: largest used since the "
-      "last request began.");
+      "Device memory of the worker. used: allocated now; weights: of it in weights and slots; "
+      "activations: the rest; peak: largest used since the last request began.");
   auto& host = Gauges(registry, "dlo_rank_host_memory_bytes",
                       "Host memory of the worker process, from its smaps_rollup.");
   auto& pinned = Gauges(registry, "dlo_rank_pinned_bytes",

@@ -659,7 +659,7 @@ TEST_F(ShapesBehaviour, MemoryIsWeightsAtRestAndMoreWhileARequestRuns) {
   const PipelineMemory after = pipeline_->memory();
   EXPECT_EQ(after.used_bytes, before.used_bytes);
   EXPECT_EQ(after.weights_bytes, before.weights_bytes);
-  EXPECT_EQ(after.peak_bytes, stats->device_bytes_peak);
+  EXPECT_EQ(after.peak_bytes, stats->device_bytes_peak());
 }
 
 TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
