@@ -21,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "media/sha256.h"
+#include "base/sha256.h"
 #include "server/testing/frontend_harness.h"
 #include "tests/e2e/served_group.h"
 

@@ -23,8 +23,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/sha256.h"
 #include "dlo/v1/video_generation.grpc.pb.h"
-#include "media/sha256.h"
 #include "tests/e2e/served_group.h"
 
 namespace dlo {
