@@ -543,7 +543,8 @@ TEST_F(Chaos, ClientsThatNeverReadHoldBackNeitherRanksNorOthersNorMemory) {
   std::cout << "[ memory   ] dlo-serve: " << (before.rss_bytes >> 20) << " MiB before, "
             << (after.rss_bytes >> 20) << " MiB while three clients do not read "
             << (result_bytes >> 20) << " MiB" << std::endl;
-  EXPECT_LT(after.rss_bytes - before.rss_bytes, 20 << 20);
+  // The result queue may hold 16 MiB of it on the way to the disk.
+  EXPECT_LT(after.rss_bytes - before.rss_bytes, 32 << 20);
   // They can still have it.
   ExpectAllWhole(deaf);
   deaf.clear();
