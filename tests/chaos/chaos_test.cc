@@ -21,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "media/sha256.h"
+#include "base/sha256.h"
 #include "server/testing/frontend_harness.h"
 #include "tests/e2e/served_group.h"
 
@@ -256,9 +256,12 @@ TEST_P(RankFault, IsBoundedExplainedAndSurvived) {
   ASSERT_GT(victim, 0);
   ASSERT_EQ(kill(victim, fault.signal), 0);
   const absl::Time struck = absl::Now();
-  Release();
+  // The others of a domain stay held: in the last phase they could get their answers out before they
+  // are ended, too.
+  if (!fault.collective() || fault.loading()) Release();
   const pid_t successor = group_->WaitReached("ready", fault.victim, victim);
   const absl::Duration took = absl::Now() - struck;
+  Release();
   ASSERT_GT(successor, 0) << group_->Log();
   Report(NameOf(fault), took);
   EXPECT_LT(took,
@@ -543,7 +546,8 @@ TEST_F(Chaos, ClientsThatNeverReadHoldBackNeitherRanksNorOthersNorMemory) {
   std::cout << "[ memory   ] dlo-serve: " << (before.rss_bytes >> 20) << " MiB before, "
             << (after.rss_bytes >> 20) << " MiB while three clients do not read "
             << (result_bytes >> 20) << " MiB" << std::endl;
-  EXPECT_LT(after.rss_bytes - before.rss_bytes, 20 << 20);
+  // The result queue may hold 16 MiB of it on the way to the disk.
+  EXPECT_LT(after.rss_bytes - before.rss_bytes, 32 << 20);
   // They can still have it.
   ExpectAllWhole(deaf);
   deaf.clear();

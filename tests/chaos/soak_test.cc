@@ -23,8 +23,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/sha256.h"
 #include "dlo/v1/video_generation.grpc.pb.h"
-#include "media/sha256.h"
 #include "tests/e2e/served_group.h"
 
 namespace dlo {
@@ -33,8 +33,9 @@ namespace {
 constexpr absl::Duration kCallTimeout = absl::Seconds(120);
 constexpr int kRanks = 2;
 constexpr int kClients = 4;
-// A process is flat if the largest proportional set of the second half of its samples is not larger
-// than that of the first by more than this. The first samples, of warming up, do not count.
+// A process is flat if the most private memory that it had in the second half of its samples is not
+// above that of the first by more than this. The first samples, of warming up, do not count. Shared
+// pages are left out: whose they are changes with every kill.
 constexpr int64_t kServeTolerance = 3 << 20;
 constexpr int64_t kWorkerTolerance = 8 << 20;
 constexpr size_t kWarmUpSamples = 3;
@@ -104,22 +105,22 @@ class Memory {
  public:
   void Take(pid_t pid) {
     const ProcessMemory memory = MemoryOf(pid);
-    if (memory.pss_bytes > 0) pss_bytes_.push_back(memory.pss_bytes);
+    if (memory.private_dirty_bytes > 0) samples_.push_back(memory.private_dirty_bytes);
   }
 
   void ExpectFlat(const std::string& process, int64_t tolerance) const {
-    if (pss_bytes_.size() < kWarmUpSamples + 4) return;
-    const auto begin = pss_bytes_.begin() + kWarmUpSamples;
-    const auto middle = begin + (pss_bytes_.end() - begin) / 2;
+    if (samples_.size() < kWarmUpSamples + 4) return;
+    const auto begin = samples_.begin() + kWarmUpSamples;
+    const auto middle = begin + (samples_.end() - begin) / 2;
     const int64_t first = *std::max_element(begin, middle);
-    const int64_t second = *std::max_element(middle, pss_bytes_.end());
+    const int64_t second = *std::max_element(middle, samples_.end());
     EXPECT_LE(second, first + tolerance) << process;
-    std::cout << "[ memory   ] " << process << ": PSS " << first / 1e6 << " MB, then "
-              << second / 1e6 << " MB, in " << pss_bytes_.size() << " samples" << std::endl;
+    std::cout << "[ memory   ] " << process << ": private " << first / 1e6 << " MB, then "
+              << second / 1e6 << " MB, in " << samples_.size() << " samples" << std::endl;
   }
 
  private:
-  std::vector<int64_t> pss_bytes_;
+  std::vector<int64_t> samples_;
 };
 
 int CountResults(const ServedGroup& group) {

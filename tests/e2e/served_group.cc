@@ -266,8 +266,9 @@ ProcessMemory MemoryOf(pid_t pid) {
   ProcessMemory memory;
   std::ifstream rollup(absl::StrCat("/proc/", pid, "/smaps_rollup"));
   for (std::string line; std::getline(rollup, line);) {
-    for (const auto& [name, bytes] :
-         {std::pair{"Rss:", &memory.rss_bytes}, {"Pss:", &memory.pss_bytes}}) {
+    for (const auto& [name, bytes] : {std::pair{"Rss:", &memory.rss_bytes},
+                                      {"Pss:", &memory.pss_bytes},
+                                      {"Private_Dirty:", &memory.private_dirty_bytes}}) {
       absl::string_view value = line;
       int64_t kib = 0;
       if (absl::ConsumePrefix(&value, name) && absl::ConsumeSuffix(&value, "kB") &&

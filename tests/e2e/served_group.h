@@ -98,6 +98,7 @@ class ServedGroup {
 struct ProcessMemory {
   int64_t rss_bytes = 0;
   int64_t pss_bytes = 0;
+  int64_t private_dirty_bytes = 0;
 };
 ProcessMemory MemoryOf(pid_t pid);
 int CountOpenFiles(pid_t pid);
