@@ -322,10 +322,17 @@ absl::Status ParseValue(const ConfigKey& key, const std::string& text,
       }
       return absl::OkStatus();
     case ConfigType::kInt:
+      if (std::find(key.allowed.begin(), key.allowed.end(), text) != key.allowed.end()) {
+        *number = -1;
+        *canonical = text;
+        return absl::OkStatus();
+      }
       // SimpleAtoi takes blanks around the digits and a plus sign; nobody means those.
       if (text.find_first_not_of("-0123456789") != std::string::npos ||
           !absl::SimpleAtoi(text, number) || *number < key.min || *number > key.max) {
-        return wrong(absl::StrCat("a whole number from ", key.min, " to ", key.max));
+        return wrong(absl::StrCat("a whole number from ", key.min, " to ", key.max,
+                                  key.allowed.empty() ? "" : ", or ",
+                                  absl::StrJoin(key.allowed, ", or ")));
       }
       *canonical = absl::StrCat(*number);
       return absl::OkStatus();

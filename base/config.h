@@ -49,10 +49,11 @@ enum class ConfigType {
 struct ConfigKey {
   std::string key;  // dotted, e.g. "offload.slots"
   ConfigType type = ConfigType::kString;
-  std::string flag;                       // "--slots"
-  std::string fallback;                   // the default, written as in a file
-  std::vector<std::string> allowed = {};  // kString: the values there are; empty: any
-  int64_t min = 0;                        // kInt
+  std::string flag;      // "--slots"
+  std::string fallback;  // the default, written as in a file
+  // kString: the values there are; empty: any. kInt: words beside the numbers; Int gives -1.
+  std::vector<std::string> allowed = {};
+  int64_t min = 0;  // kInt
   int64_t max = std::numeric_limits<int32_t>::max();
   std::string help;
 

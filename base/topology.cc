@@ -97,7 +97,10 @@ struct Combination {
     return absl::StrCat("--transfer ", WeightTransferName(settings.transfer));
   }
   std::string shard() const { return Shown("HSDP shard size", parallel.hsdp_shard); }
-  std::string resident() const { return Shown("--resident-layers", settings.resident_layers); }
+  std::string resident() const {
+    if (settings.resident_layers == kResidentLayersAuto) return "--resident-layers auto";
+    return Shown("--resident-layers", settings.resident_layers);
+  }
   std::string quantization() const {
     return absl::StrCat("online quantization ", Name(settings.quantization));
   }
@@ -135,7 +138,7 @@ constexpr Rule kRules[] = {
            "shard size 1");
      }},
     {[](const Combination& c) {
-       return c.settings.resident_layers > 0 && c.transfers(WeightTransfer::kAllGather);
+       return c.settings.resident_layers != 0 && c.transfers(WeightTransfer::kAllGather);
      },
      [](const Combination& c) {
        return absl::StrCat(c.resident(), " with ", c.transfer(),
@@ -148,14 +151,14 @@ constexpr Rule kRules[] = {
                            ": without streaming all blocks are on the device; use "
                            "--resident-layers 0, or --transfer rank-local");
      }},
-    {[](const Combination& c) { return c.settings.resident_layers < 0; },
+    {[](const Combination& c) { return c.settings.resident_layers < kResidentLayersAuto; },
      [](const Combination& c) {
        return absl::StrCat(c.resident(),
                            ": a number of blocks is at least 0; use "
                            "--resident-layers 0 to keep none");
      }},
     {[](const Combination& c) {
-       return c.settings.resident_layers > 0 && !c.settings.resident_path;
+       return c.settings.resident_layers != 0 && !c.settings.resident_path;
      },
      [](const Combination& c) {
        return absl::StrCat(c.resident(),

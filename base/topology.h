@@ -118,6 +118,9 @@ class Topology {
   ParallelConfig config_;
 };
 
+// As many resident layers as fit.
+inline constexpr int kResidentLayersAuto = -1;
+
 enum class OnlineQuantization { kNone, kPerTensorFp8, kOther };
 
 // Whether an optional source of weights is used: not at all, where it can be (else the ordinary
@@ -127,7 +130,7 @@ enum class SourceMode { kOff, kPreferred, kRequired };
 // What is combined with a ParallelConfig.
 struct CombinationSettings {
   WeightTransfer transfer = WeightTransfer::kNone;
-  int resident_layers = 0;
+  int resident_layers = 0;  // or kResidentLayersAuto
   OnlineQuantization quantization = OnlineQuantization::kNone;
   SourceMode checkpoint_mmap = SourceMode::kOff;
   SourceMode host_weight_runtime = SourceMode::kOff;

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "base/topology.h"
 #include "models/model_card.h"
 #include "offload/startup_agreement.h"
 #include "runtime/communicator.h"
@@ -113,7 +114,6 @@ struct PipelineOptions {
   // otherwise; kResidentLayersAuto: as many as fit under device_memory_limit_bytes beside slots,
   // other weights and what the model's default request needs for activations. Not with a group.
   int resident_layers = 0;
-  static constexpr int kResidentLayersAuto = -1;
   int64_t device_memory_limit_bytes = 0;  // 0: none
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;

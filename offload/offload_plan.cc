@@ -34,7 +34,8 @@ absl::Status CheckSpecs(const OffloadComponent& component) {
                                                "; they must be 0, 1, ... without a gap"));
   }
   if (component.ring && blocks.empty()) {
-    return Refuse(component.name, absl::StrCat("has no blocks to stream as ring ", *component.ring));
+    return Refuse(component.name,
+                  absl::StrCat("has no blocks to stream as ring ", *component.ring));
   }
   return absl::OkStatus();
 }
@@ -72,10 +73,10 @@ absl::StatusOr<int64_t> FitResidentBlocks(const OffloadPlan& plan, int64_t activ
   }
   const int64_t others = slots * largest + outside + activation_bytes;
   if (others > limit_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "offload.device_memory_limit is ", limit_bytes, " bytes, but ", slots,
-        " slots, the weights beside them and the default request's activations need ", others,
-        "; raise it, or use fewer slots"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("offload.device_memory_limit is ", limit_bytes, " bytes, but ", slots,
+                     " slots, the weights beside them and the default request's activations need ",
+                     others, "; raise it, or use fewer slots"));
   }
   const int64_t fit = std::min(num_blocks, (limit_bytes - others) / std::max<int64_t>(1, largest));
   spdlog::info("offload.resident_layers auto: {} of {} blocks fit into {} bytes", fit, num_blocks,
@@ -103,7 +104,8 @@ absl::Status CheckOffloadPlan(const OffloadPlan& plan, const std::vector<std::st
       return Refuse(component, "has no lifecycle: the plan must say when it is on the device");
     }
   }
-  if (!rings.empty() && (*rings.begin() != 0 || *rings.rbegin() + 1 != static_cast<int>(rings.size()))) {
+  if (!rings.empty() &&
+      (*rings.begin() != 0 || *rings.rbegin() + 1 != static_cast<int>(rings.size()))) {
     return absl::InvalidArgumentError(absl::StrCat("offload plan: its rings are ",
                                                    absl::StrJoin(rings, ", "),
                                                    "; they must be 0, 1, ... without a gap"));

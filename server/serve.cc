@@ -121,6 +121,8 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
          {absl::StrCat("--dp=", config.parallel.dp),
           absl::StrCat("--transfer=", WeightTransferName(transfer)),
           absl::StrCat("--slots=", config.offload.slots),
+          absl::StrCat("--resident-layers=", config.offload.resident_layers),
+          absl::StrCat("--device-memory-limit=", config.offload.device_memory_limit_bytes),
           absl::StrCat("--host-memory-limit=", config.offload.host_memory_limit_bytes),
           // A peer computes at its own pace between two collectives, for as long as a wave may be
           // without progress.

@@ -105,7 +105,9 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .type = ConfigType::kInt,
        .flag = "--resident-layers",
        .fallback = "0",
-       .help = "leading blocks that stay on the device while the others are streamed"},
+       .allowed = {"auto"},
+       .help = "leading blocks of a transformer that stay on the device while the others are "
+               "streamed; auto: as many as fit under offload.device_memory_limit"},
       {.key = "offload.slots",
        .type = ConfigType::kInt,
        .flag = "--slots",
@@ -113,6 +115,11 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .min = 2,
        .max = 64,
        .help = "device buffers, one block each, for streamed blocks"},
+      {.key = "offload.device_memory_limit",
+       .type = ConfigType::kBytes,
+       .flag = "--device-memory-limit",
+       .fallback = "0",
+       .help = "device memory that resident_layers auto fills; 0: none given"},
       {.key = "offload.host_memory_limit",
        .type = ConfigType::kBytes,
        .flag = "--host-memory-limit",
@@ -349,9 +356,10 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("jobs.result_bytes_max", "0", "no video has room in it; set it to at least a few MiB");
   }
   const std::string& transfer = config.String("offload.transfer");
-  if (transfer == "rank-local" && config.Int("offload.resident_layers") != 0) {
-    add("offload.resident_layers", absl::StrCat(config.Int("offload.resident_layers")),
-        "resident layers are not available yet; set it to 0");
+  if (config.Int("offload.resident_layers") == kResidentLayersAuto &&
+      config.Bytes("offload.device_memory_limit") == 0) {
+    add("offload.resident_layers", "auto",
+        "there is no offload.device_memory_limit to fill; set it, or a number of layers");
   }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
@@ -378,6 +386,7 @@ ServeConfig ToServeConfig(const Config& config) {
   serve.offload = {.transfer = TransferOf(config),
                    .resident_layers = integer("offload.resident_layers"),
                    .slots = integer("offload.slots"),
+                   .device_memory_limit_bytes = config.Bytes("offload.device_memory_limit"),
                    .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"

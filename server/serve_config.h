@@ -48,9 +48,10 @@ struct ServeConfig {
   };
   struct Offload {
     WeightTransfer transfer = WeightTransfer::kNone;
-    int resident_layers = 0;
+    int resident_layers = 0;  // or kResidentLayersAuto
     int slots = 2;
-    int64_t host_memory_limit_bytes = 0;  // of the streamed blocks on a host; 0: none
+    int64_t device_memory_limit_bytes = 0;  // for kResidentLayersAuto
+    int64_t host_memory_limit_bytes = 0;    // of the streamed blocks on a host; 0: none
   };
 
   Model model;

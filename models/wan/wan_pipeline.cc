@@ -334,7 +334,7 @@ absl::StatusOr<std::unique_ptr<T5Tokenizer>> LoadTokenizer(const std::filesystem
 // As PipelineOptions say.
 absl::StatusOr<int64_t> ResidentBlocks(const PipelineOptions& options, const WanConfig& config,
                                        const OffloadPlan& plan) {
-  if (options.resident_layers != PipelineOptions::kResidentLayersAuto) {
+  if (options.resident_layers != kResidentLayersAuto) {
     if (options.resident_layers <= config.transformer.num_layers) return options.resident_layers;
     return absl::InvalidArgumentError(
         absl::StrCat("offload.resident_layers is ", options.resident_layers,

@@ -761,7 +761,7 @@ TEST(Residency, AutoFitsTheLimitAndKeepsToIt) {
   ASSERT_TRUE(without.ok());
   // Between what no resident layer needs, by the estimate of the longest prompt, and what all do.
   const int64_t limit = 26 << 20;
-  auto fitted = load(PipelineOptions::kResidentLayersAuto, limit);
+  auto fitted = load(kResidentLayersAuto, limit);
   ASSERT_TRUE(fitted.ok()) << fitted.status();
   auto with = (*fitted)->Generate(request, some);
   ASSERT_TRUE(with.ok());
@@ -769,10 +769,9 @@ TEST(Residency, AutoFitsTheLimitAndKeepsToIt) {
   EXPECT_LE(with->device_bytes_peak_denoise, limit);
   EXPECT_TRUE(at::equal(none.video(), some.video()));
   // Too little for the slots alone, and no limit to fit.
-  EXPECT_EQ(load(PipelineOptions::kResidentLayersAuto, 1 << 10).status().code(),
+  EXPECT_EQ(load(kResidentLayersAuto, 1 << 10).status().code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(load(PipelineOptions::kResidentLayersAuto, 0).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(load(kResidentLayersAuto, 0).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // ---- Gathered weights, too, whatever the other ranks of the group do ----
