@@ -94,6 +94,12 @@ std::string StopText(const RankTrace& trace) {
   } else {
     absl::StrAppend(&text, "was in ", unfinished->OpText(), " (", PlaceText(unfinished->place),
                     ")");
+    // A visit waits for the gather that another thread does.
+    const FlightRecord* const waits_in = WaitsIn(trace.log);
+    if (waits_in != nullptr && waits_in != unfinished) {
+      absl::StrAppend(&text, " with ", waits_in->OpText(),
+                      waits_in->state == FlightState::kBegun ? " under way" : " failed");
+    }
   }
   if (completed != nullptr) absl::StrAppend(&text, " after ", completed->OpText());
   return text;
@@ -110,9 +116,9 @@ RankLoss Judge(RankLoss loss, const std::vector<RankTrace>& traces) {
     const RankTrace* const behind = waiting == nullptr ? nullptr : Behind(*waiting, traces);
     if (behind == nullptr) break;
     const std::string operation = waiting->OpText();
-    loss.cause = absl::StrCat("did not come to ", operation, ", in which rank ", loss.rank,
-                              waiting->state == FlightState::kBegun ? " waited (" : " failed (",
-                              first, ")");
+    loss.cause =
+        absl::StrCat("did not come to ", operation, ", in which rank ", loss.rank,
+                     waiting->state == FlightState::kBegun ? " waited (" : " failed (", first, ")");
     loss.rank = behind->rank;
     loss.signal.reset();
     loss.exit_code.reset();
