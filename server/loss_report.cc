@@ -94,6 +94,12 @@ std::string StopText(const RankTrace& trace) {
   } else {
     absl::StrAppend(&text, "was in ", unfinished->OpText(), " (", PlaceText(unfinished->place),
                     ")");
+    // A visit waits for the gather that another thread does.
+    const FlightRecord* const waits_in = WaitsIn(trace.log);
+    if (waits_in != nullptr && waits_in != unfinished) {
+      absl::StrAppend(&text, " with ", waits_in->OpText(),
+                      waits_in->state == FlightState::kBegun ? " under way" : " failed");
+    }
   }
   if (completed != nullptr) absl::StrAppend(&text, " after ", completed->OpText());
   return text;

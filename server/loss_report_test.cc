@@ -143,6 +143,14 @@ TEST(LossReportTest, TheVerdictIsOneLineThatBeginsWithTheBlamed) {
   EXPECT_LT(third, report.size());
 }
 
+TEST(LossReportTest, AVisitThatWaitsForAGatherSaysSo) {
+  const RankLoss loss =
+      Judge(LossOf(0), {Trace(0).Gather(38, kDone).Gather(39, kBegun).Visit(38, kBegun)});
+  EXPECT_THAT(loss.verdict,
+              HasSubstr("rank 0 was in visit 38 (wave 5, denoise, step 3, visit 38) with AllGather "
+                        "#39 of weights/0 under way after AllGather #38"));
+}
+
 TEST(LossReportTest, AVerdictOverManyRanksFitsIntoAnErrorsMetadata) {
   std::vector<RankTrace> traces;
   for (int rank = 0; rank < 100; ++rank) traces.push_back(Trace(rank).Visit(rank, kBegun));

@@ -131,7 +131,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "dlo-worker " + std::string(dlo::BuildId()));
   Flags flags;
   AddFlags(app, flags);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   if (!flags.print_recorder.empty()) return PrintRecorder(flags.print_recorder);
   if (const absl::Status status = flags.worker.Finish(app, argc, argv); !status.ok()) {
     std::cerr << "dlo-worker: " << status.message() << '\n';
