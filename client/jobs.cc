@@ -9,13 +9,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "client/job_text.h"
 #include "client/output_file.h"
 #include "client/progress_bar.h"
 #include "client/rpc.h"
 #include "dlo/v1/video_generation.grpc.pb.h"
-#include "media/sha256.h"
 
 namespace dlo {
 namespace {

@@ -496,8 +496,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   // timeline that cannot be kept fails nothing.
   int64_t KeepTimeline(const std::string& json) {
     if (json.empty()) return 0;
-    absl::StatusOr<ResultWriter> writer =
-        ResultWriter::Create(manager_->store_->TimelinePath(spec_.id));
+    absl::StatusOr<AtomicFile> writer = CreateResult(manager_->store_->TimelinePath(spec_.id));
     absl::Status status = writer.status();
     if (status.ok()) status = writer->Write(json);
     if (status.ok()) status = writer->Commit();
