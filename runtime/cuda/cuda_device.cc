@@ -1,6 +1,5 @@
 // Device memory on a CUDA GPU. Links libtorch_cuda so that opening this library also registers
 // libtorch's CUDA kernels.
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
@@ -14,115 +13,10 @@
 #include "base/status_macros.h"
 #include "runtime/cuda/cuda_entry.h"
 #include "runtime/cuda/cuda_status.h"
+#include "runtime/cuda/cuda_stream.h"
 
 namespace dlo {
 namespace {
-
-// An event without timing, which is what waits need.
-class CudaEvent : public Event {
- public:
-  CudaEvent() { created_ = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }
-  ~CudaEvent() override {
-    if (created_ == cudaSuccess) cudaEventDestroy(event_);
-  }
-  cudaError_t created() const { return created_; }
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  cudaError_t created_;
-};
-
-// An event with timing.
-class CudaStamp : public Stamp {
- public:
-  CudaStamp() { created_ = cudaEventCreate(&event_); }
-  ~CudaStamp() override {
-    if (created_ == cudaSuccess) cudaEventDestroy(event_);
-  }
-  absl::Duration Since(const Stamp& earlier) const override {
-    const auto& begin = static_cast<const CudaStamp&>(earlier);
-    float ms = 0;
-    cudaError_t result = cudaEventSynchronize(begin.event_);
-    if (result == cudaSuccess) result = cudaEventSynchronize(event_);
-    if (result == cudaSuccess) result = cudaEventElapsedTime(&ms, begin.event_, event_);
-    if (result != cudaSuccess) cudaGetLastError();
-    return absl::Milliseconds(static_cast<double>(ms));
-  }
-  cudaError_t created() const { return created_; }
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  cudaError_t created_;
-};
-
-// Either a stream of its own or, for computing, whatever stream libtorch has current.
-class CudaStream : public Stream {
- public:
-  static std::unique_ptr<CudaStream> Own() {
-    auto stream = std::make_unique<CudaStream>();
-    stream->own_ = true;
-    stream->status_ = FromCuda(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking),
-                               "create a stream");
-    return stream;
-  }
-  ~CudaStream() override {
-    if (own_ && stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-
-  absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override {
-    return Then([&] {
-      return FromCuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, get()),
-                      "copy to the device");
-    });
-  }
-  absl::Status Pack(std::byte*, absl::Span<const PackPiece>) override {
-    return absl::UnimplementedError("packing is the work of a host thread, not of a CUDA stream");
-  }
-  absl::Status AllGather(Communicator&, const std::byte*, std::byte*, int64_t) override {
-    return absl::UnimplementedError("weight gathers on a CUDA stream are not there yet");
-  }
-  absl::Status Record(Event& event) override {
-    auto& own = static_cast<CudaEvent&>(event);
-    return Then([&] {
-      RETURN_IF_ERROR(FromCuda(own.created(), "create an event"));
-      return FromCuda(cudaEventRecord(own.get(), get()), "record an event");
-    });
-  }
-  absl::Status Wait(const Event& event) override {
-    const auto& own = static_cast<const CudaEvent&>(event);
-    return Then(
-        [&] { return FromCuda(cudaStreamWaitEvent(get(), own.get(), 0), "wait for an event"); });
-  }
-  absl::Status Mark(Stamp& stamp) override {
-    auto& own = static_cast<CudaStamp&>(stamp);
-    return Then([&] {
-      RETURN_IF_ERROR(FromCuda(own.created(), "create a stamp"));
-      return FromCuda(cudaEventRecord(own.get(), get()), "mark a moment");
-    });
-  }
-  absl::Status Synchronize() override {
-    return Then([&] { return FromCuda(cudaStreamSynchronize(get()), "synchronize a stream"); });
-  }
-  void Reset() override {
-    cudaStreamSynchronize(get());
-    status_ = absl::OkStatus();
-  }
-
- private:
-  cudaStream_t get() const { return own_ ? stream_ : at::cuda::getCurrentCUDAStream().stream(); }
-
-  template <typename F>
-  absl::Status Then(F f) {
-    if (status_.ok()) status_ = f();
-    return status_;
-  }
-
-  bool own_ = false;
-  cudaStream_t stream_ = nullptr;
-  absl::Status status_;
-};
 
 class PinnedBuffer : public HostBuffer {
  public:
@@ -187,19 +81,18 @@ class CudaDevice : public Device {
                                           [add](int64_t released) { add(-released); });
   }
 
-  std::unique_ptr<Stream> CreateStream(const std::string&) override {
-    (void)Select();
-    return CudaStream::Own();
+  std::unique_ptr<Stream> CreateStream(const std::string& name) override {
+    return MakeCudaThreadStream(name, index_);
   }
   std::unique_ptr<Event> CreateEvent() override {
     (void)Select();
-    return std::make_unique<CudaEvent>();
+    return MakeCudaEvent();
   }
   std::unique_ptr<Stamp> CreateStamp() override {
     (void)Select();
-    return std::make_unique<CudaStamp>();
+    return MakeCudaStamp();
   }
-  Stream& compute_stream() override { return compute_stream_; }
+  Stream& compute_stream() override { return *compute_stream_; }
 
   absl::Status Synchronize() override {
     RETURN_IF_ERROR(Select());
@@ -229,7 +122,7 @@ class CudaDevice : public Device {
   absl::Status Select() { return FromCuda(cudaSetDevice(index_), "select the device"); }
 
   const int index_;
-  CudaStream compute_stream_;
+  const std::unique_ptr<Stream> compute_stream_ = MakeCudaComputeStream();
   mutable absl::Mutex mutex_;
   DeviceMemory memory_ ABSL_GUARDED_BY(mutex_);
 };
