@@ -17,11 +17,11 @@ constexpr char kOther[] = "other";
 // Reasons of statuses (docs/reference.md, errors). One that is added there is added here.
 const std::vector<std::string>& FailureReasons() {
   static const auto* const reasons = new std::vector<std::string>{
-      "RANK_LOST",         "WAVE_DEADLINE",     "COLLECTIVE_FAILED", "OUT_OF_MEMORY",
-      "ENCODING_FAILED",   "GENERATION_FAILED", "RESULT_INCOMPLETE", "RESULT_CORRUPT",
-      "RESULT_TOO_LARGE",  "RESULT_NOT_STORED", "DISK_FULL",         "CLIENT_TOO_SLOW",
-      "DEADLINE_EXCEEDED", "SHUTTING_DOWN",     "SERVER_RESTARTED",  "REQUEST_NOT_VALID",
-      "RECORD_UNREADABLE"};
+      "RANK_LOST",         "WAVE_DEADLINE",     "COLLECTIVE_FAILED", "STUCK_VISIT",
+      "WEIGHTS_CHANGED",   "OUT_OF_MEMORY",     "ENCODING_FAILED",   "GENERATION_FAILED",
+      "RESULT_INCOMPLETE", "RESULT_CORRUPT",    "RESULT_TOO_LARGE",  "RESULT_NOT_STORED",
+      "DISK_FULL",         "CLIENT_TOO_SLOW",   "DEADLINE_EXCEEDED", "SHUTTING_DOWN",
+      "SERVER_RESTARTED",  "REQUEST_NOT_VALID", "RECORD_UNREADABLE"};
   return *reasons;
 }
 
@@ -226,6 +226,14 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
       Counters(registry, "dlo_rank_starts_total", "Worker processes started for the rank.");
   auto& bus = Counters(registry, "dlo_rank_bus_bytes_total",
                        "Weights copied from host to device for assignments that finished.");
+  auto& fabric = Counters(registry, "dlo_rank_fabric_bytes_total",
+                          "Weights received from other ranks for assignments that finished.");
+  auto& packed = Counters(registry, "dlo_rank_packed_bytes_total",
+                          "Weights packed from the checkpoint's pages for assignments that "
+                          "finished.");
+  auto& stalls = Counters(registry, "dlo_rank_streaming_stall_seconds_total",
+                          "How long computing waited for moves of streamed weights, in assignments "
+                          "that finished.");
   auto& device = Gauges(
       registry, "dlo_rank_device_memory_bytes",
       "Device memory of the worker. used: allocated now; weights: of it in weights and slots; "
@@ -246,6 +254,11 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
     }
     rank.starts_ = &starts.Add({{"rank", name}});
     rank.bus_bytes_ = &bus.Add({{"rank", name}});
+    rank.fabric_bytes_ = &fabric.Add({{"rank", name}});
+    rank.packed_bytes_ = &packed.Add({{"rank", name}});
+    rank.copy_stall_ = &stalls.Add({{"rank", name}, {"move", "copy"}});
+    rank.gather_stall_ = &stalls.Add({{"rank", name}, {"move", "gather"}});
+    rank.pack_stall_ = &stalls.Add({{"rank", name}, {"move", "pack"}});
     const auto kind = [&name](prometheus::Family<prometheus::Gauge>& family, const char* text) {
       return &family.Add({{"rank", name}, {"kind", text}});
     };
@@ -290,6 +303,13 @@ void RankMetrics::SetMemory(const v1::RankMemory& memory) {
 
 void RankMetrics::AddUsage(const v1::RankUsage& usage) {
   bus_bytes_->Increment(static_cast<double>(usage.bus_bytes()));
+  for (const v1::StageStreaming& stage : usage.streaming()) {
+    fabric_bytes_->Increment(static_cast<double>(stage.fabric_bytes()));
+    packed_bytes_->Increment(static_cast<double>(stage.packed_bytes()));
+    copy_stall_->Increment(Seconds(FromProto(stage.copy_stall())));
+    gather_stall_->Increment(Seconds(FromProto(stage.gather_stall())));
+    pack_stall_->Increment(Seconds(FromProto(stage.pack_stall())));
+  }
 }
 
 ServerMetrics::ServerMetrics(int num_ranks, std::shared_ptr<prometheus::Registry> registry)

@@ -118,6 +118,11 @@ class RankMetrics {
   std::map<RankState, prometheus::Gauge*> states_;
   prometheus::Counter* starts_ = nullptr;
   prometheus::Counter* bus_bytes_ = nullptr;
+  prometheus::Counter* fabric_bytes_ = nullptr;
+  prometheus::Counter* packed_bytes_ = nullptr;
+  prometheus::Counter* copy_stall_ = nullptr;
+  prometheus::Counter* gather_stall_ = nullptr;
+  prometheus::Counter* pack_stall_ = nullptr;
   prometheus::Gauge* device_used_ = nullptr;
   prometheus::Gauge* device_peak_ = nullptr;
   prometheus::Gauge* device_weights_ = nullptr;

@@ -224,12 +224,29 @@ TEST_F(MetricsTest, ARankIsInOneStateAndHoldsNothingWhileItHasNoProcess) {
   EXPECT_EQ(host("private_dirty"), 0);
 }
 
-TEST_F(MetricsTest, BusBytesAddUp) {
+TEST_F(MetricsTest, WhatStreamingTookAddsUpOverStagesAndAssignments) {
   v1::RankUsage usage;
   usage.set_bus_bytes(1000);
+  for (int stage = 0; stage < 2; ++stage) {
+    v1::StageStreaming* streaming = usage.add_streaming();
+    streaming->set_fabric_bytes(30);
+    streaming->set_packed_bytes(4);
+    *streaming->mutable_copy_stall() = ToProto(absl::Milliseconds(250));
+    *streaming->mutable_gather_stall() = ToProto(absl::Milliseconds(500));
+    *streaming->mutable_pack_stall() = ToProto(absl::Seconds(1));
+  }
   metrics_.rank(0).AddUsage(usage);
   metrics_.rank(0).AddUsage(usage);
   EXPECT_EQ(Value("dlo_rank_bus_bytes_total{rank=\"0\"}"), 2000);
+  EXPECT_EQ(Value("dlo_rank_fabric_bytes_total{rank=\"0\"}"), 120);
+  EXPECT_EQ(Value("dlo_rank_packed_bytes_total{rank=\"0\"}"), 16);
+  const auto stall = [this](const char* move) {
+    return Value(
+        absl::StrCat("dlo_rank_streaming_stall_seconds_total{move=\"", move, "\",rank=\"0\"}"));
+  };
+  EXPECT_EQ(stall("copy"), 1);
+  EXPECT_EQ(stall("gather"), 2);
+  EXPECT_EQ(stall("pack"), 4);
   EXPECT_EQ(Value("dlo_rank_bus_bytes_total{rank=\"1\"}"), 0);
 }
 
