@@ -41,11 +41,10 @@ class RemoteE2eTest : public testing::Test {
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
 
   std::unique_ptr<ChildProcess> Serve(const std::string& name, std::vector<std::string> more) {
-    std::vector<std::string> argv = {Binary("dlo-serve"),
-                                     "--config=" + std::string(DLO_SOURCE_DIR) +
-                                         "/configs/shapes.yaml",
-                                     "--listen=unix:" + Path(name + ".sock"),
-                                     "--data-dir=" + Path(name + ".data"), "--threads=1"};
+    std::vector<std::string> argv = {
+        Binary("dlo-serve"), "--config=" + std::string(DLO_SOURCE_DIR) + "/configs/shapes.yaml",
+        "--listen=unix:" + Path(name + ".sock"), "--data-dir=" + Path(name + ".data"),
+        "--threads=1"};
     argv.insert(argv.end(), more.begin(), more.end());
     auto serve = ChildProcess::Start(argv);
     EXPECT_TRUE(serve.ok()) << serve.status();
@@ -54,10 +53,9 @@ class RemoteE2eTest : public testing::Test {
 
   std::string Generate(const std::string& server) {
     const std::string file = Path(server + ".safetensors");
-    auto client = ChildProcess::Start({Binary("dlo-client"), "generate",
-                                       "--endpoint=unix:" + Path(server + ".sock"), "--prompt",
-                                       "a red circle moving right", "--seed=1", "--steps=2",
-                                       "--output=" + file});
+    auto client = ChildProcess::Start(
+        {Binary("dlo-client"), "generate", "--endpoint=unix:" + Path(server + ".sock"), "--prompt",
+         "a red circle moving right", "--seed=1", "--steps=2", "--output=" + file});
     EXPECT_TRUE(client.ok()) << client.status();
     const auto code = (*client)->Wait(kTimeout);
     EXPECT_EQ(code.value_or(-1), 0) << (*client)->output();
@@ -87,10 +85,9 @@ TEST_F(RemoteE2eTest, AWorkerOnAnotherHostMakesTheVideoOfALocalOne) {
   const auto client = ca->Issue("worker", "DNS:worker");
   ASSERT_TRUE(server.ok() && client.ok());
   const std::string address = absl::StrCat(TwoHosts::kHere, ":7070");
-  const auto serve =
-      Serve("remote", {"--remote-ranks=1", "--worker-listen=" + address,
-                       "--worker-tls-ca=" + server->ca, "--worker-tls-cert=" + server->cert,
-                       "--worker-tls-key=" + server->key});
+  const auto serve = Serve(
+      "remote", {"--remote-ranks=1", "--worker-listen=" + address, "--worker-tls-ca=" + server->ca,
+                 "--worker-tls-cert=" + server->cert, "--worker-tls-key=" + server->key});
   ASSERT_TRUE(serve->WaitForLine("rank 0: waiting for its worker", kTimeout).ok());
   // What it needs to know of the model comes from the server.
   const auto worker = ChildProcess::Start((*hosts)->OnOther(
@@ -108,11 +105,10 @@ TEST_F(RemoteE2eTest, AWorkerOnAnotherHostMakesTheVideoOfALocalOne) {
   auto print = ChildProcess::Start({Binary("dlo-worker"), "--print-recorder=" + Path("recorder")});
   ASSERT_TRUE(print.ok()) << print.status();
   EXPECT_EQ((*print)->Wait(kTimeout).value_or(-1), 0);
-  EXPECT_THAT((*print)->output(),
-              AllOf(HasSubstr("loading  (no wave)  done after "),
-                    HasSubstr("stage text  (wave 1, text)  done after "),
-                    HasSubstr("step 2  (wave 1, denoise, step 2)  done after "),
-                    HasSubstr("stage decode"), HasSubstr("sending")));
+  EXPECT_THAT((*print)->output(), AllOf(HasSubstr("loading  (no wave)  done after "),
+                                        HasSubstr("stage text  (wave 1, text)  done after "),
+                                        HasSubstr("step 2  (wave 1, denoise, step 2)  done after "),
+                                        HasSubstr("stage decode"), HasSubstr("sending")));
   // Without its worker it waits, and stops when asked to.
   serve->Signal(SIGTERM);
   EXPECT_EQ(serve->Wait(kTimeout).value_or(-1), 0) << serve->output();
