@@ -1,7 +1,6 @@
 #include "server/frontend.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -26,11 +25,20 @@ namespace {
 
 // How long calls that were ended may take to reach their clients.
 constexpr absl::Duration kFlushTime = absl::Seconds(2);
+// How long clients may take to close their connections, once no call is left. A blocking client
+// between two calls looks at its connection every few seconds only, so it is not waited for.
+constexpr absl::Duration kGoodbyeTime = absl::Milliseconds(300);
 
 FrontendOptions WithDomains(FrontendOptions options) {
   options.links.num_ranks = CountRanks(options.domains);
   options.scheduler.domains = options.domains;
   options.supervisor.domains = options.domains;
+  if (options.metrics == nullptr) {
+    options.metrics = std::make_shared<ServerMetrics>(options.links.num_ranks);
+  }
+  options.scheduler.metrics = options.metrics;
+  options.supervisor.metrics = options.metrics;
+  options.jobs.metrics = options.metrics;
   options.supervisor.report_folder = options.store.folder / "reports";
   if (options.remote) {
     options.links.remote_ranks = options.remote->ranks;
@@ -44,10 +52,7 @@ FrontendOptions WithDomains(FrontendOptions options) {
 absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions options,
                                                           std::shared_ptr<const ModelCard> card) {
   static std::once_flag once;
-  std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  });
+  std::call_once(once, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
   ASSIGN_OR_RETURN(std::unique_ptr<JobStore> store, JobStore::Open(options.store));
   std::unique_ptr<Frontend> frontend(
       new Frontend(std::move(options), std::move(card), std::move(store)));
@@ -64,7 +69,8 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
       jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
-      service_(std::move(card), &forecaster_, &jobs_),
+      service_(std::move(card), &forecaster_, &jobs_, options_.metrics),
+      health_({v1::VideoGeneration::service_full_name()}),
       domain_ready_(options_.domains.size(), false) {}
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -72,6 +78,11 @@ Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 absl::Status Frontend::Listen() {
   if (absl::string_view path = options_.listen; absl::ConsumePrefix(&path, "unix:")) {
     RETURN_IF_ERROR(CheckSocketFree(std::string(path)));
+  }
+  if (!options_.metrics_listen.empty()) {
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(options_.metrics_listen,
+                                                           options_.metrics->collectables()));
+    spdlog::info("metrics on http://{}/metrics", metrics_server_->address());
   }
   grpc::ServerBuilder links;
   links.RegisterService(&links_);
@@ -95,15 +106,14 @@ absl::Status Frontend::Listen() {
   // A stream on which nothing happens for long is no reason to stop asking.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.RegisterService(&service_);
+  builder.RegisterService(&health_);
+  calls_.Watch(&builder);
   public_server_ = builder.BuildAndStart();
   if (public_server_ == nullptr) {
     const std::string why = FindBindError(options_.listen);
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.listen,
                                                why.empty() ? "" : absl::StrCat(": ", why)));
   }
-  public_server_->GetHealthCheckService()->SetServingStatus(false);
-  public_server_->GetHealthCheckService()->SetServingStatus(
-      v1::VideoGeneration::service_full_name(), false);
   address_ = options_.listen;
   if (!absl::StartsWith(address_, "unix:")) {
     address_ = absl::StrCat(address_.substr(0, address_.rfind(':')), ":", port);
@@ -171,8 +181,9 @@ void Frontend::Shutdown(absl::Duration grace) {
     if (stopping_) return;
     stopping_ = true;
   }
+  options_.metrics->SetServing(false);
   const absl::Time deadline = absl::Now() + grace;
-  if (public_server_ != nullptr) public_server_->GetHealthCheckService()->Shutdown();
+  health_.Shutdown();
   scheduler_.Drain();
   if (!scheduler_.WaitIdle(deadline)) {
     scheduler_.EndAll(StatusWithReason(grpc::StatusCode::UNAVAILABLE, "SHUTTING_DOWN",
@@ -182,7 +193,8 @@ void Frontend::Shutdown(absl::Duration grace) {
   }
   jobs_.Flush();
   if (public_server_ != nullptr) {
-    public_server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::Now() + kFlushTime)));
+    calls_.WaitNone(std::max(deadline, absl::Now() + kFlushTime));
+    public_server_->Shutdown(absl::ToChronoTime(absl::Now() + kGoodbyeTime));
     public_server_->Wait();
   }
   if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));
@@ -205,9 +217,8 @@ void Frontend::SetDomainReady(int domain, bool ready) {
     serving_ = serving;
   }
   if (!changed) return;
-  public_server_->GetHealthCheckService()->SetServingStatus(serving);
-  public_server_->GetHealthCheckService()->SetServingStatus(
-      v1::VideoGeneration::service_full_name(), serving);
+  options_.metrics->SetServing(serving);
+  health_.SetServing(serving);
   if (serving) {
     spdlog::info("serving on {}", address_);
   } else {
@@ -233,13 +244,17 @@ void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
                              broken.message());
 }
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  if (heartbeat.has_memory()) options_.metrics->rank(rank).SetMemory(heartbeat.memory());
   supervisor_->OnHeartbeat(rank, heartbeat);
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }
 void Frontend::OnProgress(int rank, v1::WaveProgress progress) {
   scheduler_.OnProgress(rank, std::move(progress));
 }
-void Frontend::OnFinished(int rank, uint64_t wave) { scheduler_.OnFinished(rank, wave); }
+void Frontend::OnFinished(int rank, const v1::WaveFinished& finished) {
+  options_.metrics->rank(rank).AddUsage(finished.usage());
+  scheduler_.OnFinished(rank, finished.wave_id());
+}
 void Frontend::OnFailed(int rank, v1::WaveFailed failed) {
   scheduler_.OnFailed(rank, std::move(failed));
 }

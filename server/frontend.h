@@ -25,8 +25,12 @@
 #include "proto/link_channel.h"
 #include "server/forecaster.h"
 #include "server/generation_service.h"
+#include "server/health_service.h"
 #include "server/job_manager.h"
 #include "server/job_store.h"
+#include "server/metrics.h"
+#include "server/metrics_server.h"
+#include "server/open_calls.h"
 #include "server/scheduler.h"
 #include "server/supervisor.h"
 #include "server/worker_link_service.h"
@@ -43,6 +47,9 @@ struct RemoteWorkers {
 
 struct FrontendOptions {
   std::string listen = "127.0.0.1:0";  // host:port (port 0: any free one) or unix:path
+  std::string metrics_listen;          // HOST:PORT; empty: metrics are not served
+  // Counts for all parts; null: a new one. Those of the parts are set from it.
+  std::shared_ptr<ServerMetrics> metrics;
   // The parts' own counts and domains are set from it.
   std::vector<DispatchDomain> domains = IndependentReplicas(1);
   SchedulerOptions scheduler;
@@ -64,7 +71,8 @@ struct FrontendOptions {
 
 class Frontend : private LinkEvents {
  public:
-  // UNAVAILABLE when `listen` or `remote.listen` cannot be bound; see also JobStore::Open.
+  // UNAVAILABLE when `listen`, `metrics_listen` or `remote.listen` cannot be bound; see also
+  // JobStore::Open.
   static absl::StatusOr<std::unique_ptr<Frontend>> Start(FrontendOptions options,
                                                          std::shared_ptr<const ModelCard> card);
   // Shutdown without grace.
@@ -72,6 +80,10 @@ class Frontend : private LinkEvents {
 
   // With the port that was chosen.
   const std::string& address() const { return address_; }
+  // Empty if metrics are not served.
+  std::string metrics_address() const {
+    return metrics_server_ == nullptr ? "" : metrics_server_->address();
+  }
   const std::string& worker_address() const { return worker_address_; }
 
   // What waits in a rank's result queue for its clients.
@@ -80,8 +92,8 @@ class Frontend : private LinkEvents {
   // Replies that belonged to no running wave.
   int64_t late_replies() const { return scheduler_.late_replies(); }
 
-  // Refuses new requests, leaves queued ones to the next start, finishes what runs within `grace`,
-  // ends the rest, stops the workers. Idempotent.
+  // Refuses new requests, leaves queued ones to the next start, finishes what runs and delivers
+  // what is asked for within `grace`, ends the rest, stops the workers. Idempotent.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -100,11 +112,12 @@ class Frontend : private LinkEvents {
   void OnGroupBroken(int rank, v1::GroupBroken broken) override;
   void OnHeartbeat(int rank, v1::Heartbeat heartbeat) override;
   void OnProgress(int rank, v1::WaveProgress progress) override;
-  void OnFinished(int rank, uint64_t wave) override;
+  void OnFinished(int rank, const v1::WaveFinished& finished) override;
   void OnFailed(int rank, v1::WaveFailed failed) override;
 
   const FrontendOptions options_;
   std::string address_;
+  std::unique_ptr<MetricsServer> metrics_server_;
   std::string worker_address_;
 
   // In the order of their dependence; the supervisor goes first, the servers before the services
@@ -115,6 +128,8 @@ class Frontend : private LinkEvents {
   Scheduler scheduler_;
   JobManager jobs_;
   GenerationService service_;
+  HealthService health_;
+  OpenCalls calls_;
   std::unique_ptr<grpc::Server> link_server_;
   std::unique_ptr<grpc::Server> remote_link_server_;  // null: all ranks are on this host
   std::unique_ptr<grpc::Server> public_server_;

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/synchronization/notification.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "proto/convert.h"
@@ -41,6 +41,7 @@ std::string SerializedRequest(const JobSpec& spec) {
   request.set_negative_prompt(spec.negative_prompt);
   *request.mutable_settings() = ToProto(spec.settings);
   request.set_output_format(spec.output_format);
+  request.set_trace(spec.trace);
   return request.SerializeAsString();
 }
 
@@ -97,11 +98,15 @@ std::optional<int64_t> ParsePageToken(const std::string& token, const std::vecto
 class JobManager::LiveJob : public JobListener, public std::enable_shared_from_this<LiveJob> {
  public:
   LiveJob(JobManager* manager, JobSpec spec)
-      : manager_(manager), spec_(std::move(spec)), snapshot_(QueuedJob(spec_)) {}
+      : manager_(manager),
+        disk_(manager->NextDisk()),
+        spec_(std::move(spec)),
+        snapshot_(QueuedJob(spec_)) {}
 
   // One that has a record.
   LiveJob(JobManager* manager, JobSpec spec, v1::Job snapshot)
       : manager_(manager),
+        disk_(manager->NextDisk()),
         spec_(std::move(spec)),
         record_status_(grpc::Status::OK),
         snapshot_(std::move(snapshot)) {}
@@ -217,7 +222,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   }
 
   void OnResult() override {
-    manager_->disk_.Post([self = shared_from_this()] { self->TakeResult(); });
+    disk_->Post([self = shared_from_this()] { self->TakeResult(); });
   }
 
   void OnEnd(grpc::Status status) override {
@@ -281,11 +286,12 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       *snapshot_.mutable_expire_time() = ToProto(now + manager_->options_.result_ttl);
       fill(&snapshot_);
       RecordEnd();
+      manager_->options_.metrics->requests().Ended(snapshot_);
       job = job_;
     }
     if (job != nullptr) manager_->scheduler_->Release(std::move(job));
     // Closes and removes a part of a video.
-    manager_->disk_.Post([self = shared_from_this()] { self->writer_.reset(); });
+    disk_->Post([self = shared_from_this()] { self->writer_.reset(); });
     return true;
   }
 
@@ -312,7 +318,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   JobRecord Record() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     JobRecord record{.id = spec_.id, .state = snapshot_.state(), .job = {}};
     if (snapshot_.has_expire_time()) record.expire_time = FromProto(snapshot_.expire_time());
-    record.result_bytes = snapshot_.result().size_bytes();
+    record.result_bytes = snapshot_.result().size_bytes() + snapshot_.result().timeline_bytes();
     record.job = snapshot_.SerializeAsString();
     return record;
   }
@@ -327,13 +333,25 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
         [self = shared_from_this()](const absl::Status& status) { self->OnInserted(status); });
   }
 
+  // States that follow each other before the store comes to them are one write.
   void Update() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    manager_->records_.Run([record = Record()](JobStore& store) { return store.Update(record); },
-                           [id = spec_.id](const absl::Status& status) {
-                             if (status.ok() || absl::IsNotFound(status)) return;
-                             spdlog::warn("job {}: its state is not recorded: {}", id,
-                                          std::string(status.message()));
-                           });
+    if (std::exchange(update_asked_, true)) return;
+    manager_->records_.Run(
+        [self = shared_from_this()](JobStore& store) {
+          JobRecord record;
+          {
+            absl::MutexLock lock(&self->mutex_);
+            self->update_asked_ = false;
+            // The write of the end is behind this one.
+            if (self->phase_ > Phase::kRunning) return absl::OkStatus();
+            record = self->Record();
+          }
+          return store.Update(record);
+        },
+        [id = spec_.id](const absl::Status& status) {
+          if (status.ok() || absl::IsNotFound(status)) return;
+          spdlog::warn("job {}: its state is not recorded: {}", id, std::string(status.message()));
+        });
   }
 
   void RecordEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -369,6 +387,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       record_status_ = status;
       waiters.swap(when_recorded_);
     }
+    if (!status.ok()) manager_->options_.metrics->requests().Refused(ReasonOf(status));
     for (const auto& waiter : waiters) waiter(status);
   }
 
@@ -403,7 +422,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     for (const auto& waiter : waiters) waiter(grpc::Status::OK);
   }
 
-  // The rest runs on the disk thread.
+  // The rest runs on the job's disk thread.
 
   void TakeResult() {
     std::optional<ResultSource> source;
@@ -451,7 +470,8 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     const absl::Status committed = writer_->Commit();
     if (!committed.ok()) return FailResult(ResultFailure(committed));
     manager_->forecaster_->Learn(spec_, finished.times());
-    const auto fill = [&finished](v1::Job* job) {
+    const int64_t timeline_bytes = KeepTimeline(finished.timeline());
+    const auto fill = [&finished, timeline_bytes](v1::Job* job) {
       const int steps = job->settings().num_inference_steps();
       job->mutable_progress()->set_step(steps);
       job->mutable_progress()->set_num_steps(steps);
@@ -459,6 +479,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       result->set_size_bytes(finished.size_bytes());
       result->set_sha256(finished.sha256());
       result->set_media_type(finished.media_type());
+      result->set_timeline_bytes(timeline_bytes);
       *result->mutable_times() = std::move(*finished.mutable_times());
       *result->mutable_times()->mutable_queue() =
           ToProto(FromProto(job->start_time()) - FromProto(job->create_time()));
@@ -467,7 +488,21 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     if (!Finish(v1::JOB_STATE_SUCCEEDED, fill, grpc::Status::OK)) {
       std::error_code ignored;
       std::filesystem::remove(manager_->store_->ResultPath(spec_.id), ignored);
+      std::filesystem::remove(manager_->store_->TimelinePath(spec_.id), ignored);
     }
+  }
+
+  // Writes it beside the video; returns its size, 0 if there is none. The video is worth more: a
+  // timeline that cannot be kept fails nothing.
+  int64_t KeepTimeline(const std::string& json) {
+    if (json.empty()) return 0;
+    absl::StatusOr<AtomicFile> writer = CreateResult(manager_->store_->TimelinePath(spec_.id));
+    absl::Status status = writer.status();
+    if (status.ok()) status = writer->Write(json);
+    if (status.ok()) status = writer->Commit();
+    if (status.ok()) return static_cast<int64_t>(json.size());
+    spdlog::warn("job {}: its timeline is not kept: {}", spec_.id, std::string(status.message()));
+    return 0;
   }
 
   void FailGap(int64_t position) {
@@ -484,11 +519,13 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   }
 
   JobManager* const manager_;
+  TaskThread* const disk_;
   const JobSpec spec_;
 
   absl::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kNew;
   bool older_ ABSL_GUARDED_BY(mutex_) = false;
+  bool update_asked_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> record_status_ ABSL_GUARDED_BY(mutex_);
   v1::Job snapshot_ ABSL_GUARDED_BY(mutex_);
   grpc::Status outcome_ ABSL_GUARDED_BY(mutex_);
@@ -498,7 +535,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   std::vector<std::function<void(const grpc::Status&)>> when_recorded_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::function<void(const grpc::Status&)>> when_ended_ ABSL_GUARDED_BY(mutex_);
 
-  std::optional<AtomicFile> writer_;  // the disk thread's
+  std::optional<AtomicFile> writer_;  // its disk thread's
 };
 
 JobManager::JobManager(JobManagerOptions options, std::shared_ptr<const ModelCard> card,
@@ -569,6 +606,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
   std::shared_ptr<LiveJob> live;
   bool is_new = false;
   const std::string id = spec.id;
+  const bool id_is_random = spec.id_is_random;
   {
     absl::MutexLock lock(&mutex_);
     std::shared_ptr<LiveJob>& entry = live_[id];
@@ -581,6 +619,7 @@ void JobManager::Submit(JobSpec spec, std::shared_ptr<JobWatcher> watcher, Submi
     reply(status, live->snapshot(), is_new && !live->is_older());
   });
   if (!is_new) return;
+  if (id_is_random) return live->Submit(/*admitted=*/false);
   // The id is ours from here on: nobody else inserts it.
   FindRecorded(id, [live](const grpc::Status& status, const v1::Job& job) {
     if (status.ok()) {
@@ -720,14 +759,14 @@ void JobManager::Delete(const std::string& id, Reply reply) {
   });
 }
 
-void JobManager::OpenResult(const std::string& id, ResultReply reply) {
-  Get(id, [this, reply = std::move(reply)](const grpc::Status& status, const v1::Job& job) {
+void JobManager::OpenResult(const std::string& id, ResultPart part, ResultReply reply) {
+  Get(id, [this, part, reply = std::move(reply)](const grpc::Status& status, const v1::Job& job) {
     if (!status.ok()) return reply(status, nullptr);
-    OpenResultOf(job, reply);
+    OpenResultOf(job, part, reply);
   });
 }
 
-void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
+void JobManager::OpenResultOf(const v1::Job& job, ResultPart part, const ResultReply& reply) {
   const bool ended = job.has_expire_time();
   if (job.state() != v1::JOB_STATE_SUCCEEDED) {
     return reply(
@@ -737,7 +776,16 @@ void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
                          ended ? " and has no result" : "; watch it until it has succeeded")),
         nullptr);
   }
-  reading_.Post([reply, id = job.id(), path = store_->ResultPath(job.id())] {
+  if (part == ResultPart::kTimeline && job.result().timeline_bytes() == 0) {
+    return reply(
+        StatusWithReason(
+            grpc::StatusCode::NOT_FOUND, "NO_TIMELINE",
+            absl::StrCat("job ", job.id(), " has no timeline; it was not asked for with trace")),
+        nullptr);
+  }
+  reading_.Post([reply, id = job.id(),
+                 path = part == ResultPart::kTimeline ? store_->TimelinePath(job.id())
+                                                      : store_->ResultPath(job.id())] {
     absl::StatusOr<ResultReader> reader = ResultReader::Open(path);
     if (!reader.ok()) {
       return reply(
@@ -751,9 +799,9 @@ void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
 }
 
 void JobManager::Flush() {
-  absl::Notification written;
-  disk_.Post([&written] { written.Notify(); });
-  written.WaitForNotification();
+  absl::BlockingCounter written(static_cast<int>(disk_.size()));
+  for (TaskThread& disk : disk_) disk.Post([&written] { written.DecrementCount(); });
+  written.Wait();
   records_.Flush();
 }
 

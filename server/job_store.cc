@@ -26,6 +26,7 @@ constexpr char kDatabaseName[] = "jobs.db";
 constexpr char kResultsName[] = "results";
 constexpr char kLockName[] = "lock";
 constexpr char kResultSuffix[] = ".result";
+constexpr char kTimelineSuffix[] = ".timeline";
 constexpr int kFormat = 1;  // user_version of the database
 // Somebody who looks into the database with the sqlite3 tool.
 constexpr int kBusyTimeoutMs = 5000;
@@ -92,13 +93,21 @@ class JobStore::LockFile {
   const int fd_;
 };
 
+// Goes back to the store for its next use.
 class JobStore::Statement {
  public:
-  Statement(const JobStore* store, sqlite3_stmt* statement)
-      : store_(store), statement_(statement) {}
+  Statement(JobStore* store, std::string sql, sqlite3_stmt* statement)
+      : store_(store), sql_(std::move(sql)), statement_(statement) {}
   Statement(Statement&& other) noexcept
-      : store_(other.store_), statement_(std::exchange(other.statement_, nullptr)) {}
-  ~Statement() { sqlite3_finalize(statement_); }
+      : store_(other.store_),
+        sql_(std::move(other.sql_)),
+        statement_(std::exchange(other.statement_, nullptr)) {}
+  ~Statement() {
+    if (statement_ == nullptr) return;
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+    store_->statements_.emplace(std::move(sql_), statement_);
+  }
 
   Statement& Bind(int64_t value) {
     sqlite3_bind_int64(statement_, ++bound_, value);
@@ -141,7 +150,8 @@ class JobStore::Statement {
   }
 
  private:
-  const JobStore* store_;
+  JobStore* store_;
+  std::string sql_;
   sqlite3_stmt* statement_;
   int bound_ = 0;
 };
@@ -167,7 +177,10 @@ absl::StatusOr<std::unique_ptr<JobStore>> JobStore::Open(const JobStoreOptions& 
 JobStore::JobStore(JobStoreOptions options, std::unique_ptr<LockFile> lock)
     : options_(std::move(options)), lock_(std::move(lock)) {}
 
-JobStore::~JobStore() { sqlite3_close(database_); }
+JobStore::~JobStore() {
+  for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
+  sqlite3_close(database_);
+}
 
 absl::Status JobStore::OpenDatabase() {
   const std::filesystem::path path = options_.folder / kDatabaseName;
@@ -222,13 +235,15 @@ absl::Status JobStore::RemoveOrphans() {
       ASSIGN_OR_RETURN(const bool row, ended.Step());
       if (!row) break;
       kept.insert(ResultPath(ended.Bytes(0)).filename());
+      kept.insert(TimelinePath(ended.Bytes(0)).filename());
     }
   }
   std::error_code error;
   for (const auto& file :
        std::filesystem::directory_iterator(options_.folder / kResultsName, error)) {
     const std::string name = file.path().filename();
-    const bool ours = absl::EndsWith(name, kResultSuffix) || absl::EndsWith(name, kPartialSuffix);
+    const bool ours = absl::EndsWith(name, kResultSuffix) ||
+                      absl::EndsWith(name, kTimelineSuffix) || absl::EndsWith(name, kPartialSuffix);
     if (ours && kept.count(name) == 0) unlink(file.path().c_str());
   }
   if (error) return FolderError(options_.folder / kResultsName, error.message());
@@ -258,11 +273,15 @@ absl::Status JobStore::Error(int code) const {
   }
 }
 
-absl::StatusOr<JobStore::Statement> JobStore::Prepare(const char* sql) {
+absl::StatusOr<JobStore::Statement> JobStore::Prepare(const std::string& sql) {
+  if (auto known = statements_.find(sql); known != statements_.end()) {
+    return Statement(this, sql, statements_.extract(known).mapped());
+  }
   sqlite3_stmt* statement = nullptr;
-  const int code = sqlite3_prepare_v2(database_, sql, -1, &statement, nullptr);
+  const int code = sqlite3_prepare_v3(database_, sql.c_str(), static_cast<int>(sql.size()),
+                                      SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
   if (code != SQLITE_OK) return Error(code);
-  return Statement(this, statement);
+  return Statement(this, sql, statement);
 }
 
 std::vector<absl::Status> JobStore::Transaction(const std::vector<Operation>& operations) {
@@ -297,7 +316,10 @@ absl::Status JobStore::RunInTransaction(const std::vector<Operation>& operations
     statuses->assign(operations.size(), failure);
     return failure;
   }
-  for (const std::string& id : removed_) unlink(ResultPath(id).c_str());
+  for (const std::string& id : removed_) {
+    unlink(ResultPath(id).c_str());
+    unlink(TimelinePath(id).c_str());
+  }
   removed_.clear();
   return absl::OkStatus();
 }
@@ -410,6 +432,12 @@ absl::StatusOr<int> JobStore::RemoveExpired(absl::Time now) {
 }
 
 absl::StatusOr<int> JobStore::RemoveForRoom() {
+  {
+    // By itself: in the query below it would be asked for every ended job.
+    ASSIGN_OR_RETURN(Statement total, Prepare("SELECT bytes FROM total"));
+    ASSIGN_OR_RETURN(const bool row, total.Step());
+    if (row && total.Int(0) <= options_.bytes_max) return 0;
+  }
   // The newest is left out by its place.
   return RemoveWhile(
       "SELECT id FROM jobs WHERE expire_us IS NOT NULL AND (SELECT bytes FROM total) > ? "
@@ -428,6 +456,10 @@ absl::StatusOr<absl::Time> JobStore::NextExpiry() {
 
 std::filesystem::path JobStore::ResultPath(const std::string& id) const {
   return options_.folder / kResultsName / absl::StrCat(id, kResultSuffix);
+}
+
+std::filesystem::path JobStore::TimelinePath(const std::string& id) const {
+  return options_.folder / kResultsName / absl::StrCat(id, kTimelineSuffix);
 }
 
 }  // namespace dlo

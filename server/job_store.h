@@ -14,14 +14,15 @@
 // of a finished job is removed at the next Open, so a crash between the writing of a result and
 // that of its record leaves nothing behind.
 //
-// One thread at a time, but for ResultPath, which any thread may call. Errors: RESOURCE_EXHAUSTED
-// when the disk is full, DATA_LOSS when the database is damaged, INTERNAL for the rest; each names
-// the file.
+// One thread at a time, but for the paths of results, which any thread may ask for. Errors:
+// RESOURCE_EXHAUSTED when the disk is full, DATA_LOSS when the database is damaged, INTERNAL for
+// the rest; each names the file.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,7 +52,7 @@ struct JobRecord {
   int state = 0;
   std::optional<absl::Time> expire_time;  // set: the job has ended
   std::optional<absl::Time> deadline;
-  int64_t result_bytes = 0;
+  int64_t result_bytes = 0;  // with the timeline's
   std::string request;
   std::string job;
 };
@@ -96,6 +97,8 @@ class JobStore {
 
   // Where the result of a job lies. Ids are of [A-Za-z0-9._-].
   std::filesystem::path ResultPath(const std::string& id) const;
+  // And its timeline, which goes with it.
+  std::filesystem::path TimelinePath(const std::string& id) const;
 
  private:
   class Statement;
@@ -111,11 +114,13 @@ class JobStore {
   absl::StatusOr<int> RemoveWhile(const char* sql, int64_t bound);
   absl::Status RunInTransaction(const std::vector<Operation>& operations,
                                 std::vector<absl::Status>* statuses);
-  absl::StatusOr<Statement> Prepare(const char* sql);
+  absl::StatusOr<Statement> Prepare(const std::string& sql);
 
   const JobStoreOptions options_;
   const std::unique_ptr<LockFile> lock_;
   sqlite3* database_ = nullptr;
+  // Prepared before and not in use.
+  std::multimap<std::string, sqlite3_stmt*> statements_;
   std::vector<std::string> removed_;  // in the transaction that runs: whose results go with it
 };
 

@@ -34,6 +34,7 @@ struct RankLoss {
   std::optional<int> signal;
   std::optional<int> exit_code;
   std::string reason = kRankLost;  // of the ErrorInfo
+  std::string kind = {};           // of dlo_worker_restarts_total; empty: follows from the rest
   // Nobody else is to blame: it did not end or stop because it waited for another.
   bool certain = false;
   // Of its domain's flight recorders (loss_report.h); empty: there are none.

@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kRequestIdBytesMax = 128;
 
 uint64_t Random64() {
-  std::random_device device;
+  // Its making asks the processor what it can, which is slow in a virtual machine.
+  static thread_local std::random_device device;
   return (uint64_t{device()} << 32) | device();
 }
 
@@ -66,6 +67,7 @@ std::vector<FieldViolation> ResolveRequest(const ModelCard& card,
   std::vector<FieldViolation> wrong;
   CheckRequestId(request.request_id(), &wrong);
   spec->id = request.request_id().empty() ? RandomUuid() : request.request_id();
+  spec->id_is_random = request.request_id().empty();
   spec->prompt = request.prompt();
   spec->negative_prompt = request.negative_prompt();
   for (FieldViolation& violation : card.CheckPrompts(spec->prompt, spec->negative_prompt)) {
@@ -76,6 +78,7 @@ std::vector<FieldViolation> ResolveRequest(const ModelCard& card,
     wrong.push_back(std::move(violation));
   }
   spec->output_format = ResolveOutputFormat(request.output_format(), &wrong);
+  spec->trace = request.trace();
   for (const auto& [key, value] : request.extra().fields()) {
     wrong.push_back({absl::StrCat("extra.", key),
                      absl::StrCat("model \"", card.name(), "\" has no such parameter")});

@@ -17,10 +17,12 @@ namespace dlo {
 // A request as it will run.
 struct JobSpec {
   std::string id;
+  bool id_is_random = false;  // nobody else can have it
   std::string prompt;
   std::string negative_prompt;
   VideoSettings settings;
   v1::OutputFormat output_format = v1::OUTPUT_FORMAT_MP4;
+  bool trace = false;
   absl::Time create_time;
   absl::Time deadline = absl::InfiniteFuture();  // the client's
 };

@@ -6,8 +6,10 @@ namespace dlo {
 namespace {
 
 int64_t ItemBytes(const ResultItem& item) {
-  const auto* chunk = std::get_if<v1::ResultChunk>(&item);
-  return chunk == nullptr ? 0 : static_cast<int64_t>(chunk->data().size());
+  if (const auto* chunk = std::get_if<v1::ResultChunk>(&item)) {
+    return static_cast<int64_t>(chunk->data().size());
+  }
+  return static_cast<int64_t>(std::get<v1::WaveFinished>(item).timeline().size());
 }
 
 }  // namespace
@@ -20,9 +22,7 @@ void ResultQueue::SetOnRoom(std::function<void()> on_room) {
 
 void ResultQueue::Open(uint64_t wave, std::function<void()> on_item) {
   absl::MutexLock lock(&mutex_);
-  Lane& lane = lanes_[wave];
-  lane.on_item = std::move(on_item);
-  lane.last_taken = absl::Now();
+  lanes_[wave].on_item = std::move(on_item);
 }
 
 void ResultQueue::Close(uint64_t wave) {
@@ -51,8 +51,6 @@ bool ResultQueue::Push(uint64_t wave, ResultItem item) {
     }
     Lane& lane = it->second;
     const int64_t item_bytes = ItemBytes(item);
-    // A lane that was empty has not kept anybody waiting.
-    if (lane.items.empty()) lane.last_taken = absl::Now();
     lane.items.push_back(std::move(item));
     lane.bytes += item_bytes;
     ++messages_;
@@ -77,7 +75,6 @@ std::optional<ResultItem> ResultQueue::Pop(uint64_t wave) {
     lane.items.pop_front();
     const int64_t item_bytes = ItemBytes(*item);
     lane.bytes -= item_bytes;
-    lane.last_taken = absl::Now();
     --messages_;
     bytes_ -= item_bytes;
     on_room = RoomCallback();
@@ -90,19 +87,6 @@ std::function<void()> ResultQueue::RoomCallback() {
   if (!producer_waits_ || full()) return nullptr;
   producer_waits_ = false;
   return on_room_;
-}
-
-std::optional<uint64_t> ResultQueue::StalledSince(absl::Time since) const {
-  absl::MutexLock lock(&mutex_);
-  if (!full()) return std::nullopt;
-  const std::map<uint64_t, Lane>::value_type* largest = nullptr;
-  for (const auto& lane : lanes_) {
-    if (largest == nullptr || lane.second.bytes > largest->second.bytes) largest = &lane;
-  }
-  if (largest == nullptr || largest->second.items.empty() || largest->second.last_taken > since) {
-    return std::nullopt;
-  }
-  return largest->first;
 }
 
 bool ResultQueue::holds_back() const {

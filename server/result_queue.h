@@ -1,15 +1,14 @@
-// What a rank has sent of its results and the clients have not taken yet: one queue per rank,
-// bounded in messages and bytes.
+// What a rank has sent of its results and the disk has not taken yet: one queue per rank, bounded
+// in messages and bytes.
 //
-//   queue.Open(wave, [call] { call->OnResult(); });      // before the rank hears of the wave
+//   queue.Open(wave, [job] { job->OnResult(); });        // before the rank hears of the wave
 //   if (queue.Push(wave, std::move(chunk))) ReadNext();  // else full: on_room reads on
 //   while (std::optional<ResultItem> item = queue.Pop(wave)) ...
 //   queue.Close(wave);  // drops what is there and whatever still comes
 //
 // The queue takes every Push, since the message has already been received; that it is full tells
 // the producer to receive no more, so it never holds more than its limits and one message. Each
-// wave is a lane of its own: a client that does not read leaves the other lanes alone as long as
-// the limits hold them all. Thread-safe. Callbacks run on the thread that called Push, Pop or
+// wave is a lane of its own. Thread-safe. Callbacks run on the thread that called Push, Pop or
 // Close, outside the lock; one may still run while Close returns.
 #pragma once
 
@@ -22,7 +21,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "dlo/v1/video_generation.pb.h"
 #include "dlo/v1/worker_link.pb.h"
 
@@ -57,11 +55,7 @@ class ResultQueue {
   // The oldest item of `wave`, if there is one.
   std::optional<ResultItem> Pop(uint64_t wave);
 
-  // While the queue is full: the lane that holds most bytes, if nothing was taken from it since
-  // `since`.
-  std::optional<uint64_t> StalledSince(absl::Time since) const;
-
-  // Whether the producer waits for clients to take something.
+  // Whether the producer waits for something to be taken.
   bool holds_back() const;
 
   int64_t bytes() const;
@@ -72,7 +66,6 @@ class ResultQueue {
   struct Lane {
     std::deque<ResultItem> items;
     int64_t bytes = 0;
-    absl::Time last_taken;
     std::function<void()> on_item;
   };
 

@@ -12,8 +12,6 @@
 namespace dlo {
 namespace {
 
-using testing::Optional;
-
 ResultItem Chunk(int64_t bytes) {
   v1::ResultChunk chunk;
   chunk.set_data(std::string(bytes, 'x'));
@@ -82,19 +80,6 @@ TEST(ResultQueueTest, ClosingALaneDropsItsItemsAndWhatStillComes) {
   EXPECT_EQ(queue.dropped(), 1);
   EXPECT_EQ(queue.messages(), 0);
   EXPECT_FALSE(queue.Pop(1));
-}
-
-TEST(ResultQueueTest, NamesTheLaneThatStallsAFullQueue) {
-  ResultQueue queue({.messages = 100, .bytes = 100});
-  queue.Open(1, nullptr);
-  queue.Open(2, nullptr);
-  queue.Push(1, Chunk(70));
-  queue.Push(2, Chunk(10));
-  EXPECT_FALSE(queue.StalledSince(absl::InfiniteFuture()));  // not full
-  queue.Push(2, Chunk(20));
-  const absl::Time before = absl::Now() - absl::Minutes(1);
-  EXPECT_FALSE(queue.StalledSince(before));
-  EXPECT_THAT(queue.StalledSince(absl::Now()), Optional(1));
 }
 
 TEST(ResultQueueTest, AProducerThatWaitsForRoomNeverExceedsTheLimitAndNeverHangs) {

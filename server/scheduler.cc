@@ -14,7 +14,8 @@
 namespace dlo {
 namespace {
 
-constexpr absl::Duration kStallCheckInterval = absl::Seconds(1);
+// Between two tellings of the positions in the queue: with many short jobs each start moves all.
+constexpr absl::Duration kPositionInterval = absl::Milliseconds(100);
 // Submissions that the thread has not looked at yet; beyond it the caller is refused without it.
 constexpr int kSubmissionsInInboxMax = 4096;
 
@@ -51,6 +52,9 @@ bool AnyCollective(const std::vector<DispatchDomain>& domains) {
 Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
     : options_(std::move(options)),
       links_(links),
+      metrics_(options_.metrics != nullptr
+                   ? options_.metrics
+                   : std::make_shared<ServerMetrics>(CountRanks(options_.domains))),
       domains_(options_.domains.size()),
       places_(CountRanks(options_.domains)),
       former_({.max_waiting = options_.max_waiting,
@@ -65,6 +69,7 @@ Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
       }
     }
   }
+  metrics_->requests().SetWaitingMax(options_.max_waiting);
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -179,11 +184,13 @@ void Scheduler::Loop() {
     }
     for (const std::function<void()>& task : tasks) task();
     RunTimers();
+    metrics_->requests().SetQueue(static_cast<int64_t>(former_.size()), CountRunning());
   }
 }
 
 absl::Time Scheduler::NextTimer() const {
-  absl::Time next = std::min(next_stall_check_, former_.NextDeadline());
+  absl::Time next = former_.NextDeadline();
+  if (changed_from_ < former_.size()) next = std::min(next, next_positions_);
   for (const Domain& domain : domains_) {
     if (domain.wave) {
       if (domain.ready) next = std::min(next, domain.wave->NextDeadline());
@@ -199,17 +206,7 @@ void Scheduler::RunTimers() {
   EndExpired(now);
   Dispatch();
   CheckOverdueWaves(now);
-  const bool delivering = std::any_of(active_.begin(), active_.end(), [](const auto& entry) {
-    return entry.second->source.has_value();
-  });
-  if (!delivering) {
-    next_stall_check_ = absl::InfiniteFuture();
-  } else if (next_stall_check_ == absl::InfiniteFuture()) {
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  } else if (next_stall_check_ <= now) {
-    CheckStalledClients();
-    next_stall_check_ = now + std::min(kStallCheckInterval, options_.client_stall_timeout);
-  }
+  TellQueuePositions(now);
 }
 
 void Scheduler::EndExpired(absl::Time now) {
@@ -219,7 +216,7 @@ void Scheduler::EndExpired(absl::Time now) {
     End(job, grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the client's deadline passed while the request was queued"));
   }
-  if (!expired.empty()) TellQueuePositions(0);
+  if (!expired.empty()) QueueChanged(0);
 }
 
 void Scheduler::CheckOverdueWaves(absl::Time now) {
@@ -227,7 +224,7 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
     Domain& domain = domains_[d];
     if (!domain.wave || !domain.ready) continue;
     for (int i = 0; i < domain.wave->num_replicas(); ++i) {
-      // A rank that waits for its client is held back, not stuck.
+      // A rank whose result waits for the disk is held back, not stuck.
       const int primary = domain.ranks.replicas[i].front();
       if (links_->result_queue(primary)->holds_back()) domain.wave->NoteHeldBack(i, now);
     }
@@ -240,27 +237,6 @@ void Scheduler::CheckOverdueWaves(absl::Time now) {
                         {.rank = domain.ranks.replicas[overdue->replica].front(),
                          .cause = overdue->cause,
                          .reason = kWaveDeadline});
-  }
-}
-
-void Scheduler::CheckStalledClients() {
-  for (size_t rank = 0; rank < places_.size(); ++rank) {
-    if (!places_[rank].primary) continue;
-    const std::shared_ptr<ResultQueue> queue = links_->result_queue(static_cast<int>(rank));
-    const auto wave = queue->StalledSince(absl::Now() - options_.client_stall_timeout);
-    if (!wave) continue;
-    const auto stalled = std::find_if(active_.begin(), active_.end(), [&](const auto& entry) {
-      const auto& source = entry.second->source;
-      return source && source->queue == queue && source->wave == *wave;
-    });
-    if (stalled == active_.end()) continue;
-    const std::shared_ptr<Job> job = stalled->second;
-    spdlog::warn("job {}: the client has taken nothing for {}; giving it up", job->spec.id,
-                 absl::FormatDuration(options_.client_stall_timeout));
-    CancelWave(job);
-    End(job, StatusWithReason(grpc::StatusCode::ABORTED, "CLIENT_TOO_SLOW",
-                              absl::StrCat("the result was not read for ",
-                                           absl::FormatDuration(options_.client_stall_timeout))));
   }
 }
 
@@ -296,7 +272,7 @@ void Scheduler::HandleSubmit(const std::shared_ptr<Job>& job) {
 void Scheduler::HandleRelease(const std::shared_ptr<Job>& job) {
   const auto entry = active_.find(job->spec.id);
   if (entry != active_.end() && entry->second == job) {
-    if (const auto position = former_.Remove(job->spec.id)) TellQueuePositions(*position);
+    if (const auto position = former_.Remove(job->spec.id)) QueueChanged(*position);
   }
   CancelWave(job);
   Forget(job);
@@ -314,6 +290,7 @@ RunningWave* Scheduler::FindWave(int rank, uint64_t wave_id) {
     return &*wave;
   }
   ++late_replies_;
+  metrics_->waves().LateReply();
   spdlog::warn("rank {}: dropped a reply for wave {}, which it does not run", rank, wave_id);
   return nullptr;
 }
@@ -341,6 +318,7 @@ void Scheduler::HandleProgress(int rank, const v1::WaveProgress& progress) {
   }
   const absl::Duration step_time =
       wave->NoteStep(replica, progress.step(), progress.num_steps(), now);
+  metrics_->requests().StepDone(wave->last_step_time(replica));
   v1::Progress* snapshot = job->snapshot.mutable_progress();
   *snapshot->mutable_step_time() = ToProto(step_time);
   *snapshot->mutable_remaining() = ToProto(step_time * (progress.num_steps() - progress.step()));
@@ -409,19 +387,33 @@ int Scheduler::FreeCapacity() const {
   return capacity;
 }
 
+int64_t Scheduler::CountRunning() const {
+  int64_t running = 0;
+  for (const Domain& domain : domains_) {
+    if (domain.wave) running += domain.wave->num_jobs();
+  }
+  return running;
+}
+
 void Scheduler::Dispatch() {
   bool started = false;
   for (Domain& domain : domains_) {
     if (!domain.ready || domain.wave) continue;
-    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now());
+    WaveFormed formed;
+    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now(), &formed);
     if (ids.empty()) continue;
-    StartWave(domain, ids);
+    StartWave(domain, ids, std::move(formed));
     started = true;
   }
-  if (started) TellQueuePositions(0);
+  if (started) QueueChanged(0);
 }
 
-void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
+void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed) {
+  metrics_->waves().Started({.requests = static_cast<int>(ids.size()),
+                             .capacity = domain.ranks.capacity(),
+                             .wait = absl::Now() - formed.leading_since,
+                             .key = std::move(formed.key),
+                             .deferred_keys = std::move(formed.deferred_keys)});
   const uint64_t id = next_wave_++;
   const std::vector<std::vector<int>>& replicas = domain.ranks.replicas;
   std::vector<std::shared_ptr<Job>> jobs(replicas.size());
@@ -442,6 +434,7 @@ void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
       request->set_negative_prompt(jobs[i]->spec.negative_prompt);
       *request->mutable_settings() = jobs[i]->snapshot.settings();
       request->set_output_format(jobs[i]->spec.output_format);
+      request->set_trace(jobs[i]->spec.trace);
     }
     for (int rank : replicas[i]) links_->Send(rank, message);
   }
@@ -465,6 +458,7 @@ void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& jo
   job->snapshot.clear_progress();
   job->snapshot.set_state(v1::JOB_STATE_ADMITTED);
   *job->snapshot.mutable_start_time() = ToProto(absl::Now());
+  metrics_->requests().Started(absl::Now() - job->spec.create_time);
   job->source->queue->Open(wave, [this, rank, wave, listener = job->listener] {
     Post([this, rank, wave, listener] {
       NoteProgress(rank, wave);
@@ -502,8 +496,11 @@ void Scheduler::TellSnapshot(const Job& job) {
   }
 }
 
-void Scheduler::TellQueuePositions(size_t from) {
-  for (size_t i = from; i < former_.size(); ++i) {
+void Scheduler::TellQueuePositions(absl::Time now) {
+  if (changed_from_ >= former_.size()) changed_from_ = std::numeric_limits<size_t>::max();
+  if (changed_from_ >= former_.size() || next_positions_ > now) return;
+  next_positions_ = now + kPositionInterval;
+  for (size_t i = changed_from_; i < former_.size(); ++i) {
     Job& job = *active_.at(former_.id(i));
     job.snapshot.mutable_progress()->set_queue_position(static_cast<int>(i) + 1);
     if (auto listener = job.listener.lock()) {
@@ -512,6 +509,7 @@ void Scheduler::TellQueuePositions(size_t from) {
       listener->OnEvent(std::move(event));
     }
   }
+  changed_from_ = std::numeric_limits<size_t>::max();
 }
 
 }  // namespace dlo

@@ -24,10 +24,12 @@
 // the scheduler.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,6 +44,7 @@
 #include "server/compatibility_key.h"
 #include "server/dispatch_domain.h"
 #include "server/job.h"
+#include "server/metrics.h"
 #include "server/rank.h"
 #include "server/running_wave.h"
 #include "server/wave_former.h"
@@ -58,11 +61,9 @@ struct SchedulerOptions {
   WaveLimits wave_limits;
   // How long a job will take; by default not known.
   std::function<WaveForecast(const JobSpec&)> forecast;
-  // A client that takes nothing for so long, while its result keeps a rank from sending, loses its
-  // job.
-  absl::Duration client_stall_timeout = absl::Seconds(60);
   // Told, by the scheduler's thread, that a domain must be restarted.
   std::function<void(int domain, RankLoss loss)> on_overdue;
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // null: counted for nobody
 };
 
 class Scheduler {
@@ -126,8 +127,9 @@ class Scheduler {
   void HandleDomainLost(int domain, const RankLoss& loss);
   WaveSlot Slot(const Domain& domain) const;
   int FreeCapacity() const;
+  int64_t CountRunning() const;
   void Dispatch();
-  void StartWave(Domain& domain, const std::vector<std::string>& ids);
+  void StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed);
   WaveForecast Forecast(const std::vector<std::shared_ptr<Job>>& jobs) const;
   void StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job);
   // The wave that `rank` is to reply to; null, and counted, if `wave` is not it.
@@ -139,12 +141,14 @@ class Scheduler {
   void End(const std::shared_ptr<Job>& job, const grpc::Status& status);
   void EndExpired(absl::Time now);
   void CheckOverdueWaves(absl::Time now);
-  void CheckStalledClients();
   void TellSnapshot(const Job& job);
-  void TellQueuePositions(size_t from);
+  // Marks them as changed from the position `from` on; RunTimers tells them.
+  void QueueChanged(size_t from) { changed_from_ = std::min(changed_from_, from); }
+  void TellQueuePositions(absl::Time now);
 
   const SchedulerOptions options_;
   RankLinks* const links_;
+  const std::shared_ptr<ServerMetrics> metrics_;
   std::atomic<int> submissions_in_inbox_ = 0;
   std::atomic<int64_t> late_replies_ = 0;
 
@@ -159,8 +163,9 @@ class Scheduler {
   std::map<std::string, std::shared_ptr<Job>> active_;  // by id, until released or ended
   uint64_t next_wave_ = 1;
   bool draining_ = false;
+  size_t changed_from_ = std::numeric_limits<size_t>::max();
+  absl::Time next_positions_ = absl::InfinitePast();
   absl::Duration mean_run_time_ = absl::ZeroDuration();
-  absl::Time next_stall_check_ = absl::InfiniteFuture();
 
   std::thread thread_;
 };

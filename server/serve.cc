@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -43,6 +44,8 @@ class EndEvents {
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     signal(SIGPIPE, SIG_IGN);
+    // A write beyond the limit on file sizes is an error, like one to a full disk.
+    signal(SIGXFSZ, SIG_IGN);
     signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC);
   }
   ~EndEvents() {
@@ -106,6 +109,7 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
+  options.metrics_listen = config.metrics_listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
   options.store = {.folder = config.data_dir, .bytes_max = config.jobs_result_bytes_max};
   options.jobs = {.result_ttl = config.jobs_result_ttl,
@@ -122,6 +126,8 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
           absl::StrCat("--transfer=", WeightTransferName(transfer)),
           absl::StrCat("--slots=", config.offload.slots),
           absl::StrCat("--resident-layers=", config.offload.resident_layers),
+          absl::StrCat("--checkpoint-mmap=",
+                       CheckpointMmapName(config.host_weights.checkpoint_mmap)),
           absl::StrCat("--device-memory-limit=", config.offload.device_memory_limit_bytes),
           absl::StrCat("--host-memory-limit=", config.offload.host_memory_limit_bytes),
           // A peer computes at its own pace between two collectives, for as long as a wave may be
@@ -162,8 +168,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
-  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
-    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  // How many kResidentLayersAuto are, only the workers know; then none are counted.
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype,
+                             resident =
+                                 std::max(0, config.offload.resident_layers)](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt, resident});
   };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =

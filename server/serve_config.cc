@@ -64,7 +64,8 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
       {.key = "metrics_listen",
        .flag = "--metrics-listen",
        .fallback = "",
-       .help = "address of the metrics; not available yet, empty: none"},
+       .help =
+           "Prometheus metrics at http://HOST:PORT/metrics (port 0: any free one); empty: none"},
       {.key = "data_dir",
        .type = ConfigType::kPath,
        .flag = "--data-dir",
@@ -126,6 +127,12 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "0",
        .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
                "limit"},
+      {.key = "host_weights.checkpoint_mmap",
+       .flag = "--checkpoint-mmap",
+       .fallback = "auto",
+       .allowed = {"auto", "on", "off"},
+       .help = "whether blocks that are streamed whole stay in the checkpoint's pages, which "
+               "workers share; auto: if they are stored as they run; on: else fail"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -220,9 +227,26 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
   };
 }
 
+// Empty if `address` is HOST:PORT, else what it must be, which `forms` says.
+std::string HostPortProblem(const std::string& address, const std::string& forms) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return forms;
+  const std::string host = address.substr(0, colon);
+  const bool bracketed =
+      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
+  // An IPv6 address without brackets leaves open where the port starts.
+  if (!bracketed && host.find_first_of(":[]/, ") != std::string::npos) return forms;
+  const std::string port = address.substr(colon + 1);
+  int number = 0;
+  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return absl::StrCat(forms, ", with a port from 0 to 65535");
+  }
+  return "";
+}
+
 // Empty if `address` is one that gRPC can listen on, else what it must be.
 std::string ListenProblem(const std::string& address) {
-  constexpr char kForms[] = "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH";
   if (absl::StartsWith(address, "unix:")) {
     const std::string path = address.substr(5);
     if (!absl::StartsWith(path, "/")) return "unix:/PATH with an absolute path";
@@ -231,20 +255,8 @@ std::string ListenProblem(const std::string& address) {
     }
     return "";
   }
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) return kForms;
-  const std::string host = address.substr(0, colon);
-  const bool bracketed =
-      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
-  // An IPv6 address without brackets leaves open where the port starts.
-  if (!bracketed && host.find_first_of(":[]/ ") != std::string::npos) return kForms;
-  const std::string port = address.substr(colon + 1);
-  int number = 0;
-  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
-      !absl::SimpleAtoi(port, &number) || number > 65535) {
-    return absl::StrCat(kForms, ", with a port from 0 to 65535");
-  }
-  return "";
+  return HostPortProblem(address,
+                         "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH");
 }
 
 ParallelConfig ParallelOf(const Config& config) {
@@ -335,7 +347,14 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
   }
   if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
-    add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
+    const std::string must_be =
+        HostPortProblem(metrics, "HOST:PORT such as 127.0.0.1:9464 or [::1]:9464");
+    const std::string shown = absl::StrCat("\"", metrics, "\"");
+    if (!must_be.empty()) {
+      add("metrics_listen", shown, absl::StrCat("must be ", must_be, "; or empty for no metrics"));
+    } else if (metrics == listen && !absl::EndsWith(metrics, ":0")) {
+      add("metrics_listen", shown, "gRPC listens there (listen); choose another port");
+    }
   }
   for (std::string& problem : FindCombinationProblems(config)) {
     problems.push_back(std::move(problem));
@@ -360,6 +379,16 @@ std::vector<std::string> FindProblems(const Config& config) {
       config.Bytes("offload.device_memory_limit") == 0) {
     add("offload.resident_layers", "auto",
         "there is no offload.device_memory_limit to fill; set it, or a number of layers");
+  }
+  if (config.String("host_weights.checkpoint_mmap") == "on") {
+    if (transfer == "none") {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer none nothing is streamed; set it to auto");
+    } else if (transfer == "allgather" && config.Int("parallel.dp") > 1) {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer allgather each worker holds its shards in memory of its own; set "
+          "it to auto");
+    }
   }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
@@ -388,6 +417,9 @@ ServeConfig ToServeConfig(const Config& config) {
                    .slots = integer("offload.slots"),
                    .device_memory_limit_bytes = config.Bytes("offload.device_memory_limit"),
                    .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
+  // One of the allowed values.
+  serve.host_weights.checkpoint_mmap =
+      *ParseCheckpointMmap(config.String("host_weights.checkpoint_mmap"));
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule
@@ -572,7 +604,13 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   out << "configuration: ok\n";
   ASSIGN_OR_RETURN(const std::filesystem::path root, ResolveModelPath(config.model.path));
   out << "model: " << root.string() << "\n";
-  ASSIGN_OR_RETURN(const std::vector<std::string> lines, CheckModelFiles(root, config.model.dtype));
+  ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
+  std::optional<HostWeightSettings> streaming;
+  if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
+    streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> lines,
+                   CheckModelFiles(root, config.model.dtype, streaming));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

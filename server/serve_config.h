@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "base/dtype.h"
 #include "base/topology.h"
+#include "loader/host_weight_plan.h"
 #include "proto/link_channel.h"
 #include "server/compatibility_key.h"
 
@@ -54,13 +55,18 @@ struct ServeConfig {
     int64_t host_memory_limit_bytes = 0;    // of the streamed blocks on a host; 0: none
   };
 
+  struct HostWeights {
+    CheckpointMmap checkpoint_mmap = CheckpointMmap::kAuto;
+  };
+
   Model model;
   std::string device = "cpu";              // "cpu" or "cuda"
   std::string listen = "127.0.0.1:50051";  // gRPC: HOST:PORT (port 0: any free one) or unix:/PATH
-  std::string metrics_listen;              // HOST:PORT; empty: no metrics are served
+  std::string metrics_listen;              // HOST:PORT (port 0: any free one); empty: none served
   std::filesystem::path data_dir;          // absolute; jobs and their results; see job_store.h
   Parallel parallel;
   Offload offload;
+  HostWeights host_weights;
   // Requests that run together where replicas share their weights; without that a wave is a
   // request.
   struct Wave {

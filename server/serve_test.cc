@@ -168,6 +168,26 @@ TEST_F(ServeTest, ASecondSignalEndsItAtOnceAndLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
 }
 
+// A blocking client looks at its connection every five seconds between calls, a health watcher
+// never ends its call.
+TEST_F(ServeTest, SigtermDoesNotWaitForClientsThatAskNothing) {
+  Start({"--listen=127.0.0.1:0"});
+  const auto channel = ChannelTo(WaitServing());
+  EXPECT_TRUE(TestCall(channel, FrontendHarness::Request("x")).Finish().ok());
+  const auto health = grpc::health::v1::Health::NewStub(channel);
+  grpc::ClientContext context;
+  const auto watcher = health->Watch(&context, {});
+  grpc::health::v1::HealthCheckResponse response;
+  ASSERT_TRUE(watcher->Read(&response));
+  const absl::Time start = absl::Now();
+  kill(pid_, SIGTERM);
+  const int status = WaitExit();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << Log();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+  context.TryCancel();
+  watcher->Finish();
+}
+
 TEST_F(ServeTest, AKilledServerTakesItsWorkerAlong) {
   Start({"--listen=127.0.0.1:0"});
   WaitServing();

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -43,6 +44,14 @@ absl::StatusOr<std::pair<int, int>> ListenOnLoopback() {
     return absl::ErrnoToStatus(error, "has no rendezvous on 127.0.0.1");
   }
   return std::make_pair(fd, int{ntohs(address.sin_port)});
+}
+
+// A value of dlo_worker_restarts_total's label (metrics.cc lists them).
+std::string RestartReason(const RankLoss& loss) {
+  if (!loss.kind.empty()) return loss.kind;
+  if (loss.reason != kRankLost) return absl::AsciiStrToLower(loss.reason);
+  if (loss.signal) return "killed";
+  return loss.exit_code ? "exited" : "";
 }
 
 }  // namespace
@@ -212,6 +221,7 @@ void Supervisor::Loop() {
     for (const std::function<void()>& task : tasks) task();
 
     for (size_t d = 0; d < domains_.size(); ++d) Step(static_cast<int>(d));
+    PublishStates();
     if (kill_at_ && !AnyProcess() && (!AnyAttachedRemote() || absl::Now() >= *kill_at_)) return;
   }
 }
@@ -294,6 +304,33 @@ bool Supervisor::AnyProcess(const Domain& domain) const {
 bool Supervisor::AnyProcess() const {
   return std::any_of(domains_.begin(), domains_.end(),
                      [this](const Domain& domain) { return AnyProcess(domain); });
+}
+
+RankState Supervisor::StateOf(const Rank& rank) const {
+  const Domain& domain = domains_[rank.domain];
+  switch (domain.phase) {
+    case DomainPhase::kWaiting:
+      return domain.gave_up ? RankState::kGivenUp : RankState::kDown;
+    case DomainPhase::kEnding:
+      return rank.process ? RankState::kEnding : RankState::kDown;
+    case DomainPhase::kUp:
+      break;
+  }
+  switch (rank.phase) {
+    case RankPhase::kStarting:
+      return RankState::kStarting;
+    case RankPhase::kLoading:
+      return RankState::kLoading;
+    case RankPhase::kReady:
+      return RankState::kReady;
+  }
+  return RankState::kDown;
+}
+
+void Supervisor::PublishStates() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    options_.metrics->rank(static_cast<int>(rank)).SetState(StateOf(ranks_[rank]));
+  }
 }
 
 bool Supervisor::AnyAttachedRemote() const {
@@ -434,6 +471,7 @@ absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
     return process.status();
   }
   r.process.emplace(*std::move(process));
+  options_.metrics->rank(rank).CountStart();
   connect_(ends[0]);
   spdlog::info("rank {}: started worker {} (start {})", rank, r.process->pid(), r.incarnation);
   return absl::OkStatus();
@@ -446,7 +484,7 @@ void Supervisor::CheckHealth(int rank) {
   if (r.detached_at) {
     // A process that ends closes its link first, and its own exit status tells more than our kill.
     if (now - *r.detached_at >= kExitGrace) {
-      HandleLoss(rank, {.rank = rank, .cause = "broke its link"});
+      HandleLoss(rank, {.rank = rank, .cause = "broke its link", .kind = "link_broken"});
     }
     return;
   }
@@ -455,7 +493,8 @@ void Supervisor::CheckHealth(int rank) {
     if (!r.remote && now - r.since >= options_.attach_timeout) {
       HandleLoss(rank, {.rank = rank,
                         .cause = absl::StrCat("did not attach within ",
-                                              absl::FormatDuration(options_.attach_timeout))});
+                                              absl::FormatDuration(options_.attach_timeout)),
+                        .kind = "not_attached"});
     }
     return;
   }
@@ -465,6 +504,7 @@ void Supervisor::CheckHealth(int rank) {
     HandleLoss(rank, {.rank = rank,
                       .cause = absl::StrCat("was not heard of for ",
                                             absl::FormatDuration(options_.heartbeat_timeout)),
+                      .kind = "silent",
                       .certain = true});
     return;
   }
@@ -478,8 +518,10 @@ void Supervisor::HandleLoss(int rank, RankLoss loss) {
   const absl::Status& start_failure = ranks_[rank].start_failure;
   if (!start_failure.ok()) {
     loss.cause = std::string(start_failure.message());
+    loss.kind = "start_failed";
     loss.certain = true;
   }
+  options_.metrics->workers().Lost(RestartReason(loss));
   ++domain.losses;
   if (domain.ready_since) {
     domain.failed_starts = 0;

@@ -48,6 +48,7 @@
 #include "base/flight_recorder.h"
 #include "server/dispatch_domain.h"
 #include "server/loss_report.h"
+#include "server/metrics.h"
 #include "server/rank.h"
 #include "server/rank_placement.h"
 #include "server/visit_watch.h"
@@ -71,6 +72,7 @@ struct SupervisorOptions {
   absl::Duration backoff_max = absl::Seconds(30);
   absl::Duration stable_after = absl::Seconds(60);
   int start_attempts_max = 3;
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // not null
   VisitWatchOptions visits;
   std::filesystem::path report_folder;  // empty: no reports are written
   int reports_max = 32;                 // files that are kept
@@ -178,6 +180,8 @@ class Supervisor {
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;
+  RankState StateOf(const Rank& rank) const;
+  void PublishStates();
   bool AnyAttachedRemote() const;
 
   const SupervisorOptions options_;

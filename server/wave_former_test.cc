@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iostream>
 #include <map>
 #include <random>
 
@@ -239,8 +240,9 @@ TEST(WaveFormerTest, EveryWaveIsLedByTheOldestRequestAndKeysFindTheirCompany) {
     const Load load = Simulate(4, 5, rate * 4 / 30, absl::Seconds(30), 7);
     EXPECT_TRUE(load.fair);
     EXPECT_GE(load.fill, fill_min);
-    RecordProperty(absl::StrCat("fill_at_", static_cast<int>(rate * 100), "_percent"),
-                   absl::StrCat(load.fill));
+    std::cout << "[ fill     ] 4 replicas, 5 keys, Poisson arrivals at " << rate * 100
+              << "% of what full waves of 30 s serve: " << load.fill << " of the places, "
+              << load.waves << " waves" << std::endl;
   }
 }
 
@@ -279,6 +281,31 @@ TEST(WaveFormerTest, NobodyWaitsLongerThanOneWaveForEachIncompatibleKeyBeforeIt)
       EXPECT_LE(started[i], bound) << "request " << i;
     }
   }
+}
+
+TEST(WaveFormerTest, TellsWhoWouldHaveBeenInTheWaveButForTheKey) {
+  Domain domain(/*capacity=*/3);
+  for (const char* name : {"A1", "B1", "A2", "C1", "B2", "A3"}) domain.Add(name, 10);
+  WaveFormed formed;
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(20), &formed),
+              ElementsAre("A1", "A2", "A3"));
+  EXPECT_EQ(formed.key, "A");
+  EXPECT_THAT(formed.deferred_keys, ElementsAre("B"));
+  EXPECT_EQ(formed.leading_since, At(10));
+  // C1 fits beside B1 and B2 by number alone.
+  domain.Free(100);
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(900), &formed), ElementsAre("B1", "B2"));
+  EXPECT_EQ(formed.key, "B");
+  EXPECT_THAT(formed.deferred_keys, ElementsAre("C"));
+  EXPECT_EQ(formed.leading_since, At(100));
+}
+
+TEST(WaveFormerTest, AReplicaOnItsOwnDefersNobody) {
+  Domain domain(/*capacity=*/1);
+  for (const char* name : {"A1", "B1"}) domain.Add(name, 10);
+  WaveFormed formed;
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(20), &formed), ElementsAre("A1"));
+  EXPECT_THAT(formed.deferred_keys, IsEmpty());
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
         // The rank is free before the result is taken: from here on its loss no longer ends this
         // wave.
         const uint64_t wave = in_.finished().wave_id();
-        events_->OnFinished(rank_, wave);
+        events_->OnFinished(rank_, in_.finished());
         Push(wave, std::move(*in_.mutable_finished()));
         return;
       }

@@ -41,7 +41,7 @@ class LinkEvents {
   virtual void OnGroupBroken(int rank, v1::GroupBroken broken) = 0;
   virtual void OnHeartbeat(int rank, v1::Heartbeat heartbeat) = 0;
   virtual void OnProgress(int rank, v1::WaveProgress progress) = 0;
-  virtual void OnFinished(int rank, uint64_t wave) = 0;
+  virtual void OnFinished(int rank, const v1::WaveFinished& finished) = 0;
   virtual void OnFailed(int rank, v1::WaveFailed failed) = 0;
 };
 

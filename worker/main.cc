@@ -36,6 +36,7 @@ struct Flags {
   int slots = 2;
   int resident_layers = 0;
   int64_t device_memory_limit = 0;
+  std::string checkpoint_mmap = "auto";
   int64_t host_memory_limit = 0;
   std::string log_level = "info";
   std::string print_recorder;
@@ -55,6 +56,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "leading blocks that stay on the device; -1: as many as fit");
   app.add_option("--device-memory-limit", flags.device_memory_limit,
                  "bytes of device memory that resident layers are fitted to");
+  app.add_option("--checkpoint-mmap", flags.checkpoint_mmap,
+                 "whether blocks that are streamed whole stay in the checkpoint's pages")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
   app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
@@ -96,6 +100,7 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
   ASSIGN_OR_RETURN(group.device, dlo::ParseDeviceKind(flags.device));
   ASSIGN_OR_RETURN(group.transfer, dlo::ParseWeightTransfer(flags.transfer));
   if (group.transfer != dlo::WeightTransfer::kNone) options.stream_slots = flags.slots;
+  ASSIGN_OR_RETURN(options.checkpoint_mmap, dlo::ParseCheckpointMmap(flags.checkpoint_mmap));
   group.timeouts.operation = absl::Seconds(flags.collective_timeout_s);
   ASSIGN_OR_RETURN(dlo::RankCommunicators groups, dlo::JoinRankGroups(group));
   options.weight_group = std::move(groups.weights);

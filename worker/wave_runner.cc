@@ -20,10 +20,12 @@ namespace dlo {
 namespace {
 
 constexpr size_t kChunkBytesMax = size_t{1} << 20;
+constexpr size_t kTimelineBytesMax = size_t{3} << 20;  // gRPC's messages end at 4 MiB
 
 constexpr char kCancelled[] = "CANCELLED";
 constexpr char kOutOfMemory[] = "OUT_OF_MEMORY";
 constexpr char kEncodingFailed[] = "ENCODING_FAILED";
+constexpr char kWeightsChanged[] = "WEIGHTS_CHANGED";
 constexpr char kGenerationFailed[] = "GENERATION_FAILED";
 
 VideoFormat ToVideoFormat(v1::OutputFormat format) {
@@ -59,6 +61,24 @@ FlightStage ToFlightStage(Stage stage) {
       return FlightStage::kDecode;
   }
   return FlightStage::kNone;
+}
+
+v1::StageStreaming ToMessage(const StageStreaming& stage) {
+  const StreamerStats& streamed = stage.streamed;
+  v1::StageStreaming message;
+  message.set_stage(ToJobState(stage.stage));
+  message.set_visits(streamed.visits);
+  message.set_bus_bytes(streamed.bus_bytes);
+  message.set_fabric_bytes(streamed.fabric_bytes);
+  message.set_packed_bytes(streamed.packed_bytes);
+  *message.mutable_copy_stall() = ToProto(streamed.copy_stall);
+  *message.mutable_gather_stall() = ToProto(streamed.gather_stall);
+  *message.mutable_pack_stall() = ToProto(streamed.pack_stall);
+  *message.mutable_copy_time() = ToProto(streamed.copy_time);
+  *message.mutable_gather_time() = ToProto(streamed.gather_time);
+  *message.mutable_pack_time() = ToProto(streamed.pack_time);
+  message.set_hidden_ratio(streamed.hidden_ratio());
+  return message;
 }
 
 v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
@@ -219,7 +239,7 @@ absl::Status WaveRunner::Walk(const v1::Assignment& assignment) {
 v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* started) {
   const v1::WaveRequest& wave_request = assignment.request();
   VideoRequest request{wave_request.prompt(), wave_request.negative_prompt(),
-                       FromProto(wave_request.settings())};
+                       FromProto(wave_request.settings()), wave_request.trace()};
   absl::StatusOr<std::unique_ptr<VideoWriter>> writer =
       VideoWriter::Create({.format = ToVideoFormat(wave_request.output_format()),
                            .width = request.settings.width,
@@ -233,7 +253,11 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   *started = true;
   const absl::StatusOr<GenerationStats> stats = pipeline_->Generate(request, observer);
   if (!observer.encoder_status().ok()) return Failure(observer.encoder_status(), kEncodingFailed);
-  if (!stats.ok()) return Failure(stats.status(), kGenerationFailed);
+  if (!stats.ok()) {
+    // Only weights that are read from their files while a request runs can be lost.
+    return Failure(stats.status(),
+                   absl::IsDataLoss(stats.status()) ? kWeightsChanged : kGenerationFailed);
+  }
   observer.EndStage(/*ok=*/true);
 
   const absl::Time decoded = absl::Now();
@@ -258,6 +282,10 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   finished->mutable_usage()->set_device_bytes_peak_decode(stats->device_bytes_peak_decode);
   finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
+  for (const StageStreaming& stage : stats->streaming) {
+    *finished->mutable_usage()->add_streaming() = ToMessage(stage);
+  }
+  if (stats->timeline.size() <= kTimelineBytesMax) finished->set_timeline(stats->timeline);
   recorder_->SetStage(FlightStage::kSend);
   recorder_->SetStep(0);
   const FlightScope sending(recorder_, FlightOp::kSend);

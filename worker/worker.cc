@@ -15,7 +15,9 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "runtime/communicator.h"
+#include "worker/failpoints.h"
 #include "worker/link_client.h"
+#include "worker/memory_sampler.h"
 #include "worker/wave_runner.h"
 
 namespace dlo {
@@ -28,7 +30,8 @@ constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 class Mailbox : public LinkHandler {
  public:
   // `server` is the address on another host; empty: this host's.
-  explicit Mailbox(std::string server) : server_(std::move(server)) {}
+  Mailbox(std::string server, const MemorySampler* memory)
+      : server_(std::move(server)), memory_(memory) {}
 
   void OnWelcome(v1::Welcome welcome) override {
     absl::MutexLock lock(&mutex_);
@@ -59,7 +62,9 @@ class Mailbox : public LinkHandler {
 
   v1::Heartbeat CurrentHeartbeat() override {
     absl::MutexLock lock(&mutex_);
-    return runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    v1::Heartbeat heartbeat = runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    *heartbeat.mutable_memory() = memory_->latest();
+    return heartbeat;
   }
 
   void SetRunner(WaveRunner* runner) {
@@ -101,6 +106,7 @@ class Mailbox : public LinkHandler {
   }
 
   const std::string server_;
+  const MemorySampler* const memory_;
   absl::Mutex mutex_;
   std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::Assignment> assignment_ ABSL_GUARDED_BY(mutex_);
@@ -199,7 +205,8 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   hello.set_rank(options.rank);
   hello.set_pid(getpid());
   hello.set_incarnation(options.incarnation);
-  Mailbox mailbox(options.connect);
+  MemorySampler memory;
+  Mailbox mailbox(options.connect, &memory);
   LinkClient link(*channel, hello, &mailbox);
   if (remote) {
     const std::optional<v1::Welcome> welcome = mailbox.WaitWelcome();
@@ -214,17 +221,22 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
     }
   }
 
+  const Failpoints failpoints(options.failpoints, options.rank, options.link_fd);
+  const auto send = [&](v1::FromWorker m) {
+    return failpoints.Send(std::move(m),
+                           [&link](v1::FromWorker n) { return link.Send(std::move(n)); });
+  };
+  failpoints.OnLoading();
   const FlightToken loading = (*recorder)->Begin(FlightOp::kLoad);
   absl::StatusOr<LoadedPipeline> loaded = load(recorder->get());
   (*recorder)->End(loading, loaded.ok());
   if (!loaded.ok()) return FailToStart(link, loaded.status());
-  WaveRunner runner(
-      loaded->pipeline.get(), options.rank,
-      [&link](v1::FromWorker m) { return link.Send(std::move(m)); }, recorder->get());
+  WaveRunner runner(loaded->pipeline.get(), options.rank, send, recorder->get());
   mailbox.SetRunner(&runner);
+  memory.SetPipeline(loaded->pipeline.get());
   v1::FromWorker message;
   message.mutable_ready();
-  link.Send(std::move(message));
+  send(std::move(message));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
     const absl::Status status = runner.Run(*assignment);
     if (status.ok()) continue;
@@ -241,6 +253,7 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   }
   link.Close(kCloseTimeout);
   mailbox.SetRunner(nullptr);
+  memory.SetPipeline(nullptr);
   return 0;
 }
 

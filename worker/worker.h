@@ -49,6 +49,7 @@ struct WorkerOptions {
   int rank = 0;
   uint64_t incarnation = 0;
   std::string build_id = BuildId();
+  std::string failpoints;     // a folder of a test's; see failpoints.h
   int recorder_fd = -1;       // the frontend's FlightMemory; taken over
   std::string recorder_file;  // in its place a file of this host; neither: of no use to others
 };

@@ -24,6 +24,8 @@ void WorkerFlags::AddTo(CLI::App& app) {
                  "the flight recorder's memory, an inherited descriptor");
   app.add_option("--recorder", options.recorder_file,
                  "file of the flight recorder, for a worker on another host");
+  // For tests alone, so no part of the help.
+  app.add_option("--failpoints", options.failpoints)->group("");
 }
 
 absl::Status WorkerFlags::Finish(CLI::App& app, int argc, const char* const* argv) {

@@ -81,7 +81,24 @@ class ScriptedPipeline : public VideoPipeline {
     }
     stats.decode = absl::Now() - start;
     stats.device_bytes_peak_denoise = 1 << 20;
+    stats.bus_bytes = 1000;
+    if (Has(words, "streams")) {
+      stats.bus_bytes = 3 << 20;
+      stats.streaming = {{Stage::kDenoising,
+                          {.visits = 40,
+                           .bus_bytes = 3 << 20,
+                           .fabric_bytes = 9 << 20,
+                           .copy_time = absl::Milliseconds(800),
+                           .gather_time = absl::Milliseconds(500),
+                           .copy_stall = absl::Milliseconds(150),
+                           .gather_stall = absl::Milliseconds(50)}}};
+    }
+    if (request.trace) stats.timeline = "{\"traceEvents\":[]}\n";
     return stats;
+  }
+
+  PipelineMemory memory() const override {
+    return {.used_bytes = 900, .peak_bytes = 1 << 20, .weights_bytes = 600, .pinned_bytes = 50};
   }
 
   int64_t visits() const override { return visits_; }

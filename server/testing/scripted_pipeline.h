@@ -12,10 +12,12 @@
 //   "exit=7"             exits with the code after the first step
 //   "oom", "fail"        returns RESOURCE_EXHAUSTED, INTERNAL after the first step
 //   "throw"              throws std::bad_alloc out of Generate
+//   "streams"            reports that its denoising streamed weights
 //   "nan"                the frames hold a NaN, which the encoder refuses
 //
-// Visits and gathers are only notes in the flight recorder. Words that are none of these are
-// ignored. The frames show a ramp that depends on the seed.
+// Each video streams 1000 bytes over the bus. Visits and gathers are only notes in the flight
+// recorder. Words that are none of these are ignored. The frames show a ramp that depends on the
+// seed.
 #pragma once
 
 #include <memory>
