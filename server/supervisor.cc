@@ -144,7 +144,8 @@ void Supervisor::OnDetached(int rank, uint64_t incarnation) {
       domain.blame_at = std::min(domain.blame_at, absl::Now() + kBlameGrace);
       return;
     }
-    HandleLoss(rank, {.rank = rank, .cause = "lost its link, from another host"});
+    HandleLoss(rank,
+               {.rank = rank, .cause = "lost its link, from another host", .kind = "link_broken"});
   });
 }
 
@@ -318,6 +319,7 @@ RankState Supervisor::StateOf(const Rank& rank) const {
   }
   switch (rank.phase) {
     case RankPhase::kStarting:
+    case RankPhase::kAttached:
       return RankState::kStarting;
     case RankPhase::kLoading:
       return RankState::kLoading;
