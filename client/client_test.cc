@@ -241,7 +241,7 @@ TEST_F(ClientTest, ATimelineIsAskedForAndFetchedAfterTheVideo) {
     event.mutable_job()->set_id("traced");
     event.mutable_job()->set_state(v1::JOB_STATE_SUCCEEDED);
     event.mutable_job()->mutable_result()->set_size_bytes(5);
-    event.mutable_job()->mutable_result()->set_sha256(Hash("video"));
+    event.mutable_job()->mutable_result()->set_sha256(Sha256Of("video"));
     writer->Write(event);
     return grpc::Status::OK;
   });
@@ -262,7 +262,7 @@ TEST_F(ClientTest, SaysWhatWasStreamedAndWaitedFor) {
     event.mutable_job()->set_state(v1::JOB_STATE_SUCCEEDED);
     v1::Result* result = event.mutable_job()->mutable_result();
     result->set_size_bytes(5);
-    result->set_sha256(Hash("video"));
+    result->set_sha256(Sha256Of("video"));
     for (int rank = 0; rank < 2; ++rank) {
       v1::StageStreaming* stage = result->add_ranks()->add_streaming();
       stage->set_bus_bytes(2'000'000'000);

@@ -319,7 +319,7 @@ RankState Supervisor::StateOf(const Rank& rank) const {
   }
   switch (rank.phase) {
     case RankPhase::kStarting:
-    case RankPhase::kAttached:
+    case RankPhase::kAttached:  // and waits for the others of its domain
       return RankState::kStarting;
     case RankPhase::kLoading:
       return RankState::kLoading;

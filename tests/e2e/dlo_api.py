@@ -108,8 +108,16 @@ class Api:
 
     def generate(self, timeout=120, **fields):
         """The call object of VideoGeneration.Generate; iterate over its events. `fields` as in the message's JSON form."""
+        return self.stream("Generate", timeout, **fields)
+
+    def timeline(self, job_id, timeout=120):
+        """The Chrome trace of a job that was sent with trace."""
+        return b"".join(chunk.data for chunk in self.stream("DownloadResult", timeout, id=job_id, timeline=True))
+
+    def stream(self, name, timeout, **fields):
+        """The call object of a method that answers with a stream."""
         service = self.pool.FindServiceByName("dlo.v1.VideoGeneration")
-        method = service.FindMethodByName("Generate")
+        method = service.FindMethodByName(name)
         request = json_format.ParseDict(fields, message_factory.GetMessageClass(method.input_type)(), descriptor_pool=self.pool)
         call = self.channel.unary_stream(f"/{service.full_name}/{method.name}",
                                          request_serializer=lambda m: m.SerializeToString(),
