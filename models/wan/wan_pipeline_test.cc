@@ -711,6 +711,7 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
     ASSERT_TRUE(resident_stats.ok());
     resident->reset();
     const bool mapped = testing::Value(dtype, testing::AnyOfArray(GetParam().mapped));
+    int64_t private_bytes = 0;
     // With auto, what is not stored as it runs is private, also one component alone.
     for (CheckpointMmap mmap :
          {CheckpointMmap::kOff, mapped ? CheckpointMmap::kOn : CheckpointMmap::kAuto}) {
@@ -731,10 +732,13 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
         EXPECT_TRUE(at::equal(first.video(), expected.video()));
         EXPECT_TRUE(at::equal(third.video(), expected.video()));
         EXPECT_GT(stats->bus_bytes, 0);
+        // What is outside the blocks lies in host buffers, too, until its stage.
+        const int64_t pinned_bytes = (*streamed)->memory().pinned_bytes;
+        EXPECT_GT(pinned_bytes, 0);
         if (mmap == CheckpointMmap::kOff) {
-          // What was streamed lies in host buffers, each byte at least once.
-          EXPECT_GT((*streamed)->memory().pinned_bytes, 0);
-          EXPECT_LE((*streamed)->memory().pinned_bytes, stats->bus_bytes);
+          private_bytes = pinned_bytes;
+        } else if (root.filename() == "shapes" && dtype == DType::kBF16) {
+          EXPECT_LT(pinned_bytes, private_bytes);  // the others have hardly more than two blocks
         }
         // Both stages that stream say what, and whatever was waited for was part of the stage.
         ASSERT_EQ(stats->streaming.size(), 2u);
