@@ -359,7 +359,8 @@ absl::Status ParseValue(const ConfigKey& key, const std::string& text,
     case ConfigType::kPathOrName:
     case ConfigType::kPath: {
       std::error_code error;
-      if (text.empty()) return wrong("a path");
+      // A path that may be left out has none as its default.
+      if (text.empty()) return key.fallback.empty() ? absl::OkStatus() : wrong("a path");
       if (key.type == ConfigType::kPathOrName) {
         const bool path = absl::StartsWith(text, "/") || absl::StartsWith(text, "./") ||
                           absl::StartsWith(text, "../") || absl::StartsWith(text, "~/") ||

@@ -126,14 +126,21 @@ class DenoiseStep {
 
 absl::StatusOr<Work> CreateTextEncoding(const Arguments& arguments, const WanConfig& config,
                                         Device& device) {
-  ASSIGN_OR_RETURN(ComponentWeights weights,
-                   LoadComponent(arguments.repository + "/text_encoder",
-                                 Umt5Specs(config.text_encoder, arguments.dtype), device));
+  ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::Open(arguments.repository + "/text_encoder"));
+  const auto checkpoint = std::make_shared<const Checkpoint>(std::move(opened));
+  ASSIGN_OR_RETURN(
+      ComponentWeights weights,
+      ComponentWeights::Load(*checkpoint, Umt5DeviceSpecs(config.text_encoder, arguments.dtype),
+                             device, {.partial = true}));
+  ASSIGN_OR_RETURN(
+      HostTable tokens,
+      HostTable::Create(checkpoint, Umt5TokenTable(config.text_encoder, arguments.dtype)));
   ASSIGN_OR_RETURN(SafetensorsFile inputs, SafetensorsFile::Open(arguments.inputs));
   ASSIGN_OR_RETURN(at::Tensor tensor, ReadTensor(inputs, "ids"));
   const std::vector<int64_t> ids(tensor.data_ptr<int64_t>(),
                                  tensor.data_ptr<int64_t>() + tensor.numel());
-  auto encoder = std::make_shared<Umt5Encoder>(config.text_encoder, std::move(weights));
+  auto encoder =
+      std::make_shared<Umt5Encoder>(config.text_encoder, std::move(weights), std::move(tokens));
   return Work([encoder, ids] { return encoder->Encode(ids); });
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,6 +121,8 @@ void AddGenerate(CLI::App* command, GenerateOptions* options) {
       ->required();
   command->add_option("--contact-sheet", options->contact_sheet,
                       "Also a .png contact sheet of the .mp4");
+  command->add_option("--trace", options->timeline,
+                      "Also a timeline of the request, JSON for ui.perfetto.dev");
   AddDuration(command, "--timeout", &options->timeout, "Gives up after this long");
   AddQuiet(command, &options->quiet);
 }
@@ -143,6 +146,9 @@ void AddSubmit(CLI::App* command, SubmitOptions* options) {
   command->add_flag_function(
       "--validate-only", [options](int64_t) { options->request.set_validate_only(true); },
       "Only checks the request and prints its settings and a forecast");
+  command->add_flag_function(
+      "--trace", [options](int64_t) { options->request.set_trace(true); },
+      "Records a timeline, for download --trace");
 }
 
 void AddJob(CLI::App* command, JobOptions* options) {
@@ -172,7 +178,7 @@ void AddList(CLI::App* command, ListOptions* options) {
       ->type_name("NAME")
       ->allow_extra_args(false);
   command->add_option("--limit", options->limit, "Jobs at most; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
 }
 
@@ -232,6 +238,8 @@ int RunClient(int argc, const char* const* argv, const Console& console, Interru
       ->add_option("-o,--output", job.output,
                    "File to write: .mp4, .png or .safetensors, as the job was asked for")
       ->required();
+  download->add_option("--trace", job.timeline,
+                       "Also the timeline of a job that was submitted with --trace");
   AddJob(add("cancel", "Cancels a job and prints its state", CancelJob, &job), &job);
   AddJob(add("delete", "Removes a job and its result", DeleteJob, &job), &job);
   AddStatus(add("status", "Prints SERVING or NOT_SERVING", CheckServing, &status), &status);

@@ -58,6 +58,16 @@ class FakeService : public v1::VideoGeneration::Service {
                         Writer* writer) override {
     return handler(context, *request, writer);
   }
+  grpc::Status DownloadResult(grpc::ServerContext*, const v1::DownloadResultRequest* request,
+                              grpc::ServerWriter<v1::ResultChunk>* writer) override {
+    if (!request->timeline() || request->id() != "traced") {
+      return grpc::Status(grpc::StatusCode::NOT_FOUND, "no timeline");
+    }
+    v1::ResultChunk chunk;
+    chunk.set_data("{}");
+    writer->Write(chunk);
+    return grpc::Status::OK;
+  }
   Handler handler;
 };
 
@@ -220,6 +230,54 @@ TEST_F(ClientTest, WritesTheFileAndShowsProgress) {
             "receiving 2 kB\n"
             "done in 2.00 s (queue 0.00 s, text 0.00 s, denoise 2.00 s, decode 0.00 s, encode 0.00 "
             "s), 2 kB\n");
+}
+
+TEST_F(ClientTest, ATimelineIsAskedForAndFetchedAfterTheVideo) {
+  bool trace = false;
+  Serve([&trace](grpc::ServerContext* context, const v1::GenerateRequest& request, Writer* writer) {
+    trace = request.trace();
+    SendBytes(writer, "video", 5);
+    v1::GenerateEvent event;
+    event.mutable_job()->set_id("traced");
+    event.mutable_job()->set_state(v1::JOB_STATE_SUCCEEDED);
+    event.mutable_job()->mutable_result()->set_size_bytes(5);
+    event.mutable_job()->mutable_result()->set_sha256(Hash("video"));
+    writer->Write(event);
+    return grpc::Status::OK;
+  });
+  const std::string timeline = files_ / "a.json";
+  const Ran ran = RunGenerate({"--trace", timeline});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_TRUE(trace);
+  EXPECT_EQ(ran.out, output() + "\n" + timeline + "\n");
+  EXPECT_THAT(files_.names(), ::testing::UnorderedElementsAre("a.mp4", "a.json"));
+  EXPECT_EQ(RunGenerate().code, 0);
+  EXPECT_FALSE(trace);
+}
+
+TEST_F(ClientTest, SaysWhatWasStreamedAndWaitedFor) {
+  Serve([](grpc::ServerContext*, const v1::GenerateRequest&, Writer* writer) {
+    SendBytes(writer, "video", 5);
+    v1::GenerateEvent event;
+    event.mutable_job()->set_state(v1::JOB_STATE_SUCCEEDED);
+    v1::Result* result = event.mutable_job()->mutable_result();
+    result->set_size_bytes(5);
+    result->set_sha256(Hash("video"));
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::StageStreaming* stage = result->add_ranks()->add_streaming();
+      stage->set_bus_bytes(2'000'000'000);
+      stage->set_fabric_bytes(6'000'000'000);
+      stage->mutable_copy_stall()->set_nanos(150'000'000);
+      stage->mutable_gather_stall()->set_nanos(50'000'000);
+      stage->set_hidden_ratio(rank == 0 ? 0.999 : 0.75);
+    }
+    writer->Write(event);
+    return grpc::Status::OK;
+  });
+  const Ran ran = RunGenerate();
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("streamed 4.00 GB over the bus, 12.00 GB between ranks; computing "
+                                 "waited 0.40 s (copy 0.30 s, gather 0.10 s), 75 % hidden\n"));
 }
 
 TEST_F(ClientTest, QuietPrintsNothing) {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/job_text.h"
+#include "client/jobs.h"
 #include "client/output_file.h"
 #include "client/progress_bar.h"
 #include "client/rpc.h"
@@ -31,6 +32,7 @@ class EventSink {
   absl::Status Take(const v1::GenerateEvent& event) {
     switch (event.event_case()) {
       case v1::GenerateEvent::kJob:
+        id_ = event.job().id();
         if (event.job().has_result()) result_ = event.job().result();
         progress_.TakeJob(event.job());
         return absl::OkStatus();
@@ -57,6 +59,7 @@ class EventSink {
     return file_.Commit(result_->sha256());
   }
 
+  const std::string& id() const { return id_; }
   const std::optional<v1::Result>& result() const { return result_; }
 
  private:
@@ -73,6 +76,7 @@ class EventSink {
 
   OutputFile& file_;
   JobProgress progress_;
+  std::string id_;
   std::optional<v1::Result> result_;
 };
 
@@ -150,8 +154,14 @@ absl::Status Generate(const GenerateOptions& options, const Console& console,
   // Both before the request: an unwritable folder is not found out after minutes of work.
   ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(options.output));
   ASSIGN_OR_RETURN(std::optional<OutputFile> sheet, CreateContactSheet(options, format));
+  std::optional<OutputFile> timeline;
+  if (!options.timeline.empty()) {
+    ASSIGN_OR_RETURN(OutputFile created, OutputFile::Create(options.timeline));
+    timeline.emplace(std::move(created));
+  }
 
   v1::GenerateRequest request = options.request;
+  request.set_trace(timeline.has_value());
   request.set_output_format(ToProto(format));
   ProgressBar bar(console, options.quiet);
   EventSink sink(&file, &bar);
@@ -165,11 +175,23 @@ absl::Status Generate(const GenerateOptions& options, const Console& console,
                        " is complete, but its contact sheet cannot be made: ", status.message()));
     }
   }
+  if (timeline.has_value()) {
+    if (absl::Status status = FetchTimeline(options.endpoint, sink.id(), interrupt, *timeline);
+        !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(options.output.string(),
+                                       " is complete, but not its timeline: ", status.message()));
+    }
+  }
   bar.Note(absl::StrCat("done in ", DescribeTimes(sink.result()->times()), ", ",
                         HumanBytes(file.size_bytes())));
+  if (const std::string streaming = DescribeStreaming(*sink.result()); !streaming.empty()) {
+    bar.Note(absl::StrCat("streamed ", streaming));
+  }
   if (options.quiet) return absl::OkStatus();
   *console.out << options.output.string() << "\n";
   if (sheet.has_value()) *console.out << options.contact_sheet.string() << "\n";
+  if (timeline.has_value()) *console.out << options.timeline.string() << "\n";
   console.out->flush();
   return absl::OkStatus();
 }

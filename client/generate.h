@@ -17,6 +17,7 @@ struct GenerateOptions {
   dlo::v1::GenerateRequest request;
   std::filesystem::path output;         // .mp4, .png or .safetensors
   std::filesystem::path contact_sheet;  // .png, made from the MP4 received; empty: none
+  std::filesystem::path timeline;       // Chrome trace JSON of the request; empty: none
   absl::Duration timeout = absl::InfiniteDuration();  // for the whole request
   bool quiet = false;
 };

@@ -1,5 +1,7 @@
 #include "client/job_text.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -84,6 +86,37 @@ std::string DescribeTimes(const v1::StageTimes& times) {
   return absl::StrCat(HumanDuration(total), " (", absl::StrJoin(parts, ", "), ")");
 }
 
+std::string DescribeStreaming(const v1::Result& result) {
+  int64_t bus_bytes = 0, fabric_bytes = 0;
+  absl::Duration copy, gather, pack;
+  double hidden_ratio = 1;
+  bool any = false;
+  for (const v1::RankUsage& rank : result.ranks()) {
+    for (const v1::StageStreaming& stage : rank.streaming()) {
+      any = true;
+      bus_bytes += stage.bus_bytes();
+      fabric_bytes += stage.fabric_bytes();
+      copy += FromProto(stage.copy_stall());
+      gather += FromProto(stage.gather_stall());
+      pack += FromProto(stage.pack_stall());
+      hidden_ratio = std::min(hidden_ratio, stage.hidden_ratio());
+    }
+  }
+  if (!any) return "";
+  std::vector<std::string> waits;
+  for (const auto& [name, stall] :
+       {std::pair("copy", copy), std::pair("gather", gather), std::pair("pack", pack)}) {
+    if (stall > absl::ZeroDuration())
+      waits.push_back(absl::StrCat(name, " ", HumanDuration(stall)));
+  }
+  std::string text = absl::StrCat(HumanBytes(bus_bytes), " over the bus");
+  if (fabric_bytes > 0) absl::StrAppend(&text, ", ", HumanBytes(fabric_bytes), " between ranks");
+  absl::StrAppend(&text, "; computing waited ", HumanDuration(copy + gather + pack));
+  if (!waits.empty()) absl::StrAppend(&text, " (", absl::StrJoin(waits, ", "), ")");
+  absl::StrAppendFormat(&text, ", %.0f %% hidden", 100 * std::floor(hidden_ratio * 100) / 100);
+  return text;
+}
+
 std::string DescribeForecast(const v1::Forecast& forecast) {
   std::string text = "forecast: ";
   if (forecast.has_run_time()) {
@@ -136,6 +169,12 @@ std::string DescribeJob(const v1::Job& job) {
     absl::StrAppend(&text, "result: ", OneLine(result.media_type()), ", ",
                     HumanBytes(result.size_bytes()), "\nsha256: ", OneLine(result.sha256()),
                     "\ntimes: ", DescribeTimes(result.times()), "\n");
+    if (const std::string streaming = DescribeStreaming(result); !streaming.empty()) {
+      absl::StrAppend(&text, "streaming: ", streaming, "\n");
+    }
+    if (result.timeline_bytes() > 0) {
+      absl::StrAppend(&text, "timeline: ", HumanBytes(result.timeline_bytes()), "\n");
+    }
   }
   return text;
 }

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "client/job_text.h"
 #include "client/output_file.h"
@@ -167,6 +170,9 @@ absl::Status WatchJob(const JobOptions& options, const Console& console, Interru
   RETURN_IF_ERROR(OutcomeOf(last));
   bar.Note(absl::StrCat("done in ", DescribeTimes(last.result().times()), ", ",
                         HumanBytes(last.result().size_bytes())));
+  if (const std::string streaming = DescribeStreaming(last.result()); !streaming.empty()) {
+    bar.Note(absl::StrCat("streamed ", streaming));
+  }
   return absl::OkStatus();
 }
 
@@ -181,6 +187,11 @@ absl::Status DownloadResult(const JobOptions& options, const Console& console,
   }
   ASSIGN_OR_RETURN(OutputFile file, OutputFile::Resume(options.output, job.result().sha256(),
                                                        job.result().size_bytes()));
+  std::optional<OutputFile> timeline;
+  if (!options.timeline.empty()) {
+    ASSIGN_OR_RETURN(OutputFile created, OutputFile::Create(options.timeline));
+    timeline.emplace(std::move(created));
+  }
   const std::unique_ptr<Stub> stub = NewStub(options.endpoint);
   ProgressBar bar(console, options.quiet);
   JobProgress progress(&bar);
@@ -205,7 +216,35 @@ absl::Status DownloadResult(const JobOptions& options, const Console& console,
   RETURN_IF_ERROR(file.Commit(job.result().sha256()));
   bar.Clear();
   if (!options.quiet) *console.out << options.output.string() << std::endl;
+  if (!timeline.has_value()) return absl::OkStatus();
+  RETURN_IF_ERROR(FetchTimeline(options.endpoint, options.id, interrupt, *timeline));
+  if (!options.quiet) *console.out << options.timeline.string() << std::endl;
   return absl::OkStatus();
+}
+
+absl::Status FetchTimeline(const std::string& endpoint, const std::string& id, Interrupt& interrupt,
+                           OutputFile& file) {
+  const std::unique_ptr<Stub> stub = NewStub(endpoint);
+  v1::DownloadResultRequest request;
+  request.set_id(id);
+  request.set_timeline(true);
+  grpc::ClientContext context;
+  interrupt.Subscribe([&context] { context.TryCancel(); });
+  absl::Cleanup unsubscribe = [&] { interrupt.Unsubscribe(); };
+  const auto reader = stub->DownloadResult(&context, request);
+  Sha256 hash;  // it has no other; the file wants one
+  v1::ResultChunk chunk;
+  absl::Status ours;
+  while (ours.ok() && reader->Read(&chunk)) {
+    hash.Update(chunk.data());
+    ours = file.Write(chunk.data());
+  }
+  if (!ours.ok()) context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  RETURN_IF_ERROR(ours);
+  if (interrupt.signal() != 0 && !status.ok()) return absl::CancelledError("interrupted");
+  RETURN_IF_ERROR(DescribeError(status, {.endpoint = endpoint, .answered = true}));
+  return file.Commit(hash.Finish());
 }
 
 absl::Status CancelJob(const JobOptions& options, const Console& console, Interrupt& interrupt) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "client/console.h"
+#include "client/output_file.h"
 #include "dlo/v1/video_generation.pb.h"
 
 namespace dlo {
@@ -23,8 +24,9 @@ struct SubmitOptions {
 struct JobOptions {
   std::string endpoint;
   std::string id;
-  bool quiet = false;            // watch, download
-  std::filesystem::path output;  // download: .mp4, .png or .safetensors, as the job was asked for
+  bool quiet = false;              // watch, download
+  std::filesystem::path output;    // download: .mp4, .png or .safetensors, as the job was asked for
+  std::filesystem::path timeline;  // download: Chrome trace JSON, too; empty: none
 };
 
 struct ListOptions {
@@ -49,6 +51,10 @@ absl::Status WatchJob(const JobOptions& options, const Console& console, Interru
 // beside the output, whose name the error tells.
 absl::Status DownloadResult(const JobOptions& options, const Console& console,
                             Interrupt& interrupt);
+
+// Puts the timeline of a job that was submitted with `trace` in place. An interrupt: CANCELLED.
+absl::Status FetchTimeline(const std::string& endpoint, const std::string& id, Interrupt& interrupt,
+                           OutputFile& file);
 
 // Prints the job's state.
 absl::Status CancelJob(const JobOptions& options, const Console& console, Interrupt& interrupt);

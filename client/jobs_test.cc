@@ -102,8 +102,13 @@ class FakeJobs : public v1::VideoGeneration::Service {
     v1::Job job;
     const grpc::Status found = Find(request->id(), &job);
     if (!found.ok()) return found;
-    offsets.push_back(request->offset());
     v1::ResultChunk chunk;
+    if (request->timeline()) {
+      chunk.set_data("{}");
+      writer->Write(chunk);
+      return grpc::Status::OK;
+    }
+    offsets.push_back(request->offset());
     const int64_t size = video.size();
     for (int64_t offset = request->offset(); offset < size; offset += 10) {
       if (breaks > 0 && offset >= request->offset() + 20) {
@@ -293,6 +298,16 @@ TEST_F(JobCommandsTest, DownloadGoesOnWhereItBrokeOff) {
   EXPECT_THAT(service_.offsets, ElementsAre(0, 20, 40));
   EXPECT_EQ(TestFolder::Read(path), service_.video);
   EXPECT_THAT(files_.names(), ElementsAre("a.mp4"));
+}
+
+TEST_F(JobCommandsTest, ATimelineIsAskedForAtSubmissionAndFetchedWithTheVideo) {
+  EXPECT_EQ(Run({"submit", "--prompt", "a ball", "--trace"}).code, 0);
+  EXPECT_TRUE(service_.submitted.trace());
+  const std::string video = files_ / "a.mp4", timeline = files_ / "a.json";
+  const Ran ran = Run({"download", "done", "-o", video, "--trace", timeline});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.out, video + "\n" + timeline + "\n");
+  EXPECT_THAT(files_.names(), ::testing::UnorderedElementsAre("a.mp4", "a.json"));
 }
 
 TEST_F(JobCommandsTest, TheNextDownloadGoesOnWhereABrokenOneEnded) {

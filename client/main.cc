@@ -11,6 +11,7 @@
 
 #include "client/client.h"
 #include "client/console.h"
+#include "google/protobuf/stubs/logging.h"
 
 namespace dlo {
 namespace {
@@ -67,6 +68,8 @@ int TerminalColumns() {
 int main(int argc, char** argv) {
   // gRPC's own log lines would stand between ours; what they say comes back as the call's error.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // The same of a prompt that is not UTF-8: the server names the field.
+  google::protobuf::SetLogHandler(nullptr);
   dlo::Interrupt interrupt;
   dlo::SignalWatcher watcher(&interrupt);
   dlo::Console console{.in = &std::cin, .out = &std::cout, .err = &std::cerr};

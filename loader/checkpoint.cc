@@ -156,7 +156,9 @@ std::optional<TensorSource> Checkpoint::Find(absl::string_view name) const {
   return TensorSource{.dtype = entry.dtype,
                       .shape = entry.shape,
                       .data = file.data(entry),
-                      .file = file.path().native()};
+                      .file = file.path().native(),
+                      .name = it->first,
+                      .mapping = &file.mapping()};
 }
 
 std::vector<std::string> Checkpoint::names() const {

@@ -34,8 +34,10 @@ namespace dlo {
 struct TensorSource {
   DType dtype = DType::kF32;
   absl::Span<const int64_t> shape;
-  absl::Span<const std::byte> data;  // maybe misaligned
-  absl::string_view file;            // path of the file that holds it
+  absl::Span<const std::byte> data;     // maybe misaligned
+  absl::string_view file;               // path of the file that holds it
+  absl::string_view name;               // the tensor's there
+  const MappedFile* mapping = nullptr;  // of that file
 };
 
 // The `weight_map` of an index file: tensor name -> file name inside the folder. `name` is used in

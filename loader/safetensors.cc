@@ -1,8 +1,6 @@
 #include "loader/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,52 +48,11 @@ absl::StatusOr<std::string> JsonString(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::filesystem::path& path) {
-  // O_NONBLOCK: a FIFO in the file's place must not hang the open.
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path.native()));
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  struct stat info;
-  if (fstat(fd, &info) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", path.native()));
-  }
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path.native(), ": not a regular file",
-                                                   S_ISDIR(info.st_mode) ? " but a folder" : ""));
-  }
-  if (info.st_size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path.native(), ": the file is empty"));
-  }
-  void* map = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_SHARED, fd, 0);
-  if (map == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot map ", path.native()));
-  }
   SafetensorsFile file;
-  file.path_ = path;
-  file.map_ = static_cast<const std::byte*>(map);
-  file.size_ = info.st_size;
-  ASSIGN_OR_RETURN(
-      file.header_,
-      ParseSafetensorsHeader(absl::MakeConstSpan(file.map_, static_cast<size_t>(file.size_)),
-                             file.size_, path.native()));
+  ASSIGN_OR_RETURN(file.mapping_, MappedFile::Open(path));
+  ASSIGN_OR_RETURN(file.header_,
+                   ParseSafetensorsHeader(file.mapping_.bytes(), file.size_bytes(), path.native()));
   return file;
-}
-
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      map_(std::exchange(other.map_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      header_(std::move(other.header_)) {}
-
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(map_, other.map_);
-  std::swap(size_, other.size_);
-  std::swap(header_, other.header_);
-  return *this;
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (map_ != nullptr) munmap(const_cast<std::byte*>(map_), static_cast<size_t>(size_));
 }
 
 absl::StatusOr<std::string> SafetensorsPreamble(

@@ -16,7 +16,7 @@
 // mapping and live as long as the SafetensorsFile (moving it keeps them valid). Errors:
 // INVALID_ARGUMENT names the file, the tensor and what is wrong; NOT_FOUND, PERMISSION_DENIED and
 // the like come from the operating system. A file that shrinks while it is mapped raises SIGBUS on
-// access.
+// access; see base/mapped_file.h for reading that notices it.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "base/mapped_file.h"
 
 namespace dlo {
 
@@ -56,26 +57,22 @@ class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::filesystem::path& path);
 
-  SafetensorsFile(SafetensorsFile&& other) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
-  ~SafetensorsFile();
-
-  const std::filesystem::path& path() const { return path_; }
-  int64_t size_bytes() const { return size_; }
+  const std::filesystem::path& path() const { return mapping_.path(); }
+  int64_t size_bytes() const { return static_cast<int64_t>(mapping_.bytes().size()); }
+  const MappedFile& mapping() const { return mapping_; }
   const std::map<std::string, SafetensorsEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
   // The bytes of one of this file's own entries.
   absl::Span<const std::byte> data(const SafetensorsEntry& entry) const {
-    return absl::MakeConstSpan(map_ + entry.offset, static_cast<size_t>(entry.bytes));
+    return mapping_.bytes().subspan(static_cast<size_t>(entry.offset),
+                                    static_cast<size_t>(entry.bytes));
   }
 
  private:
   SafetensorsFile() = default;
 
-  std::filesystem::path path_;
-  const std::byte* map_ = nullptr;
-  int64_t size_ = 0;
+  MappedFile mapping_;
   SafetensorsHeader header_;
 };
 

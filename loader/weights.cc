@@ -148,9 +148,8 @@ absl::Status LoadChunk(const Chunk& chunk) {
   // instead of SIGBUS. A kernel that does not know it (EINVAL) just faults.
   if (madvise(pages.data(), pages.size(), MADV_POPULATE_READ) != 0 &&
       (errno == EFAULT || errno == EHWPOISON)) {
-    return absl::DataLossError(
-        absl::StrCat("cannot read ", transfer.source.file,
-                     ": it was truncated since it was opened, or its disk fails"));
+    return transfer.source.mapping->LostBytes(
+        absl::StrCat("tensor ", QuoteForMessage(transfer.source.name)));
   }
 #endif
   CastElements(transfer.source.dtype, data.data(), transfer.dtype,
@@ -212,7 +211,11 @@ absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSp
   }
   runner.Run();
   for (std::thread& helper : helpers) helper.join();
-  return runner.status();
+  RETURN_IF_ERROR(runner.status());
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    RETURN_IF_ERROR(file.mapping().CheckUnchanged());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dlo

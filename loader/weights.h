@@ -10,6 +10,9 @@
 // that, its first alias present; names a spec could go by are never unexpected. Casts
 // are those of loader/cast.h.
 //
+// DATA_LOSS, with the destinations in an unspecified state, if a file changed since the checkpoint
+// was opened or cannot be read.
+//
 // Pages of the file are dropped from the process as they are used, so that the peak is the result
 // plus a few MiB. Thread-safety: may run from any thread; starts and joins its own. The caller owns
 // the destinations, which need no alignment.

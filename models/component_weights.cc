@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "offload/resident_ring.h"
 
 namespace dlo {
 namespace {
@@ -138,6 +137,46 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
   return weights;
 }
 
+absl::StatusOr<ComponentWeights> ComponentWeights::LoadMapped(
+    std::shared_ptr<const Checkpoint> checkpoint, absl::Span<const TensorSpec> specs,
+    Device& device, const LoadOptions& options, const WeightPlacement& placement,
+    const ComponentPlan& plan) {
+  std::vector<BlockLayout> layouts = Layouts(specs);
+  std::vector<TensorSpec> outside;
+  for (const BlockLayout::Tensor& tensor : layouts[0].tensors()) outside.push_back(tensor.spec);
+  layouts.erase(layouts.begin());
+  // The plan accounts for every tensor of the checkpoint.
+  LoadOptions partial = options;
+  partial.partial = true;
+  ASSIGN_OR_RETURN(ComponentWeights weights,
+                   Load(*checkpoint, outside, device, partial, placement));
+  ASSIGN_OR_RETURN(weights.mapped_,
+                   MappedBlocks::Create(std::move(checkpoint), plan, std::move(layouts)));
+  RETURN_IF_ERROR(weights.mapped_->FaultIn(options.threads).status());
+  return weights;
+}
+
+int64_t ComponentWeights::num_blocks() const {
+  return mapped_ ? mapped_->num_blocks() : static_cast<int64_t>(blocks_.size());
+}
+
+absl::StatusOr<ResidentRing::Block> ComponentWeights::BlockToDevice(int64_t block) const {
+  if (!mapped_) {
+    ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyToDevice(*device_, blocks_[block]));
+    return ResidentRing::Block{blocks_[block].layout, std::move(buffer)};
+  }
+  const BlockLayout& layout = mapped_->layout(block);
+  ASSIGN_OR_RETURN(DeviceBuffer buffer, device_->Allocate(layout.total_bytes()));
+  if (device_->kind() == DeviceKind::kCpu) {
+    RETURN_IF_ERROR(PackPieces(buffer.data(), mapped_->pieces(block)));
+  } else {
+    const auto packed = std::make_unique_for_overwrite<std::byte[]>(layout.total_bytes());
+    RETURN_IF_ERROR(PackPieces(packed.get(), mapped_->pieces(block)));
+    RETURN_IF_ERROR(device_->CopyFromHost(buffer.data(), packed.get(), layout.total_bytes()));
+  }
+  return ResidentRing::Block{layout, std::move(buffer)};
+}
+
 absl::StatusOr<DeviceBuffer> ComponentWeights::CopyToDevice(Device& device, const Part& part) {
   const int64_t bytes = part.layout.total_bytes();
   ASSIGN_OR_RETURN(DeviceBuffer buffer, device.Allocate(bytes));
@@ -156,13 +195,12 @@ absl::Status ComponentWeights::BringIn() {
   if (placement_.kind == Kind::kResident || in_) return absl::OkStatus();
   ASSIGN_OR_RETURN(DeviceBuffer outside, CopyToDevice(*device_, outside_));
   // Without a streamer's slots, all blocks.
-  const size_t num_resident = placement_.kind == Kind::kStaged
-                                  ? blocks_.size()
-                                  : static_cast<size_t>(placement_.resident_blocks);
+  const int64_t num_resident =
+      placement_.kind == Kind::kStaged ? num_blocks() : placement_.resident_blocks;
   std::vector<ResidentRing::Block> resident;
-  for (size_t i = 0; i < num_resident; ++i) {
-    ASSIGN_OR_RETURN(DeviceBuffer block, CopyToDevice(*device_, blocks_[i]));
-    resident.push_back({blocks_[i].layout, std::move(block)});
+  for (int64_t i = 0; i < num_resident; ++i) {
+    ASSIGN_OR_RETURN(ResidentRing::Block block, BlockToDevice(i));
+    resident.push_back(std::move(block));
   }
   in_ = true;
   SetOutside(std::move(outside));
@@ -188,14 +226,18 @@ void ComponentWeights::PutOut() {
 
 std::vector<HostBlock> ComponentWeights::host_blocks() const {
   std::vector<HostBlock> blocks;
-  for (size_t i = placement_.resident_blocks; i < blocks_.size(); ++i) {
-    blocks.push_back({.layout = blocks_[i].layout, .bytes = blocks_[i].host->data()});
+  for (int64_t i = placement_.resident_blocks; i < num_blocks(); ++i) {
+    if (mapped_) {
+      blocks.push_back({.layout = mapped_->layout(i), .pieces = mapped_->pieces(i)});
+    } else {
+      blocks.push_back({.layout = blocks_[i].layout, .bytes = blocks_[i].host->data()});
+    }
   }
   return blocks;
 }
 
 void ComponentWeights::StreamFrom(BlockStreamer& streamer, int ring) {
-  const int64_t num_streamed = static_cast<int64_t>(blocks_.size()) - placement_.resident_blocks;
+  const int64_t num_streamed = num_blocks() - placement_.resident_blocks;
   ring_ = std::make_unique<StreamingRing>(streamer, ring, num_streamed);
   if (placement_.resident_blocks == 0) return;
   auto partly = std::make_unique<PartlyResidentRing>(placement_.resident_blocks, std::move(ring_));

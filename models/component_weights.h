@@ -18,6 +18,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,13 @@
 #include "absl/types/span.h"
 #include "base/tensor_spec.h"
 #include "loader/checkpoint.h"
+#include "loader/host_weight_plan.h"
 #include "loader/weights.h"
+#include "models/mapped_blocks.h"
 #include "offload/block_ring.h"
 #include "offload/block_streamer.h"
 #include "offload/partly_resident_ring.h"
+#include "offload/resident_ring.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -57,6 +61,15 @@ class ComponentWeights {
                                                absl::Span<const TensorSpec> specs, Device& device,
                                                const LoadOptions& options = {},
                                                const WeightPlacement& placement = {});
+
+  // The same with kStreamed and whole blocks, which stay in the checkpoint's pages as `plan` (of
+  // this checkpoint, mapped) binds them: only what is outside the blocks is read. Faults the pages
+  // in and logs how long that took. What is read from them later may fail as MappedFile::Read does.
+  static absl::StatusOr<ComponentWeights> LoadMapped(std::shared_ptr<const Checkpoint> checkpoint,
+                                                     absl::Span<const TensorSpec> specs,
+                                                     Device& device, const LoadOptions& options,
+                                                     const WeightPlacement& placement,
+                                                     const ComponentPlan& plan);
 
   // The host memory that Load takes for blocks of these specs.
   static int64_t HostBlockBytes(absl::Span<const TensorSpec> specs,
@@ -92,6 +105,8 @@ class ComponentWeights {
     std::unique_ptr<HostBuffer> host;
   };
   static absl::StatusOr<DeviceBuffer> CopyToDevice(Device& device, const Part& part);
+  absl::StatusOr<ResidentRing::Block> BlockToDevice(int64_t block) const;
+  int64_t num_blocks() const;
   void SetOutside(DeviceBuffer buffer);
 
   Device* device_;
@@ -100,7 +115,8 @@ class ComponentWeights {
   Part outside_;  // outside the ring; its host memory unless resident
   DeviceBuffer outside_on_device_;
   std::map<std::string, at::Tensor> tensors_;  // views of it
-  std::vector<Part> blocks_;                   // unless resident
+  std::vector<Part> blocks_;                   // unless resident or mapped
+  std::optional<MappedBlocks> mapped_;
   std::unique_ptr<BlockRing> ring_;
   PartlyResidentRing* partly_ = nullptr;  // ring_, with resident blocks
   bool in_ = false;

@@ -10,33 +10,29 @@
 #include "loader/checkpoint.h"
 #include "loader/weights.h"
 #include "models/text/t5_tokenizer.h"
-#include "models/umt5/umt5_specs.h"
-#include "models/wan/transformer_specs.h"
-#include "models/wan/vae_specs.h"
 #include "models/wan/wan_card.h"
+#include "models/wan/wan_weight_needs.h"
 
 namespace dlo {
 namespace {
 
-absl::StatusOr<std::string> CheckComponent(const std::filesystem::path& root,
-                                           const std::string& name,
-                                           const std::vector<TensorSpec>& specs,
-                                           std::vector<std::string> ignore_unexpected) {
-  ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root / name));
-  LoadOptions options;
-  options.ignore_unexpected = std::move(ignore_unexpected);
-  RETURN_IF_ERROR(CheckTensors(checkpoint, specs, options));
+absl::StatusOr<std::string> CheckComponent(const ComponentNeeds& needs,
+                                           const Checkpoint& checkpoint) {
+  RETURN_IF_ERROR(
+      CheckTensors(checkpoint, needs.specs, {.ignore_unexpected = needs.ignore_unexpected}));
   int64_t bytes = 0;
-  for (const TensorSpec& spec : specs) bytes += spec.bytes();
+  for (const TensorSpec& spec : needs.specs) bytes += spec.bytes();
   const size_t files = checkpoint.files().size();
-  return absl::StrFormat("%s: %d tensors in %d file%s, %.1f MB in memory", name, specs.size(),
-                         files, files == 1 ? "" : "s", static_cast<double>(bytes) / 1e6);
+  return absl::StrFormat("%s: %d tensors in %d file%s, %.1f MB in memory", needs.name,
+                         needs.specs.size(), files, files == 1 ? "" : "s",
+                         static_cast<double>(bytes) / 1e6);
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> CheckModelFiles(const std::filesystem::path& root,
-                                                         DType dtype) {
+absl::StatusOr<std::vector<std::string>> CheckModelFiles(
+    const std::filesystem::path& root, DType dtype,
+    const std::optional<HostWeightSettings>& streaming) {
   // The card's own checks include the defaults of an optional dlo.json.
   RETURN_IF_ERROR(ReadWanCard(root).status());
   ASSIGN_OR_RETURN(const WanConfig config, ReadWanConfig(root));
@@ -51,23 +47,21 @@ absl::StatusOr<std::vector<std::string>> CheckModelFiles(const std::filesystem::
   }
   lines.push_back(absl::StrCat("tokenizer: ", tokenizer->vocab_size(), " ids"));
 
-  const auto check = [&](const std::string& name, const std::vector<TensorSpec>& specs,
-                         std::vector<std::string> ignore_unexpected) -> absl::Status {
-    ASSIGN_OR_RETURN(std::string line,
-                     CheckComponent(root, name, specs, std::move(ignore_unexpected)));
+  const std::vector<ComponentNeeds> needs = WanWeightNeeds(config, dtype);
+  std::vector<WeightSource> sources;
+  for (const ComponentNeeds& component : needs) {
+    ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root / component.folder));
+    ASSIGN_OR_RETURN(std::string line, CheckComponent(component, checkpoint));
     lines.push_back(std::move(line));
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(check("text_encoder", Umt5Specs(config.text_encoder, dtype), {}));
-  RETURN_IF_ERROR(
-      check("transformer", WanTransformerSpecs(config.transformer, dtype), {"norm_added_q"}));
-  if (config.transformer_2) {
-    RETURN_IF_ERROR(check("transformer_2", WanTransformerSpecs(*config.transformer_2, dtype),
-                          {"norm_added_q"}));
+    sources.push_back(DescribeSource(component.folder, checkpoint));
   }
-  // Text to video never encodes a video.
-  RETURN_IF_ERROR(
-      check("vae", WanVaeSpecs(config.vae, /*encoder=*/false), {"encoder.", "quant_conv."}));
+  if (streaming) {
+    const HostWeightPlan plan = PlanHostWeights(needs, sources, *streaming);
+    RETURN_IF_ERROR(CheckHostWeightPlan(plan, *streaming));
+    for (const ComponentPlan& component : plan.components) {
+      lines.push_back(absl::StrCat("host weights of ", component.Text()));
+    }
+  }
   return lines;
 }
 

@@ -6,6 +6,7 @@
 // Stateless; any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct RequestToPlan {
   VideoSettings settings;  // resolved
   std::string prompt;
   std::string negative_prompt;
+  int64_t resident_blocks = 0;  // leading ones of each transformer, which are not streamed
 };
 
 struct RequestWork {

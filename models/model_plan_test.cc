@@ -92,6 +92,19 @@ TEST(ModelPlanTest, EveryExpertIsARingOfItsOwn) {
   EXPECT_EQ(work.plan.runs().size(), 3u);
 }
 
+TEST(ModelPlanTest, ResidentBlocksAreComputedAndNotVisited) {
+  WanTestRepository repository;
+  const std::unique_ptr<ModelCard> card = Card(repository);
+  RequestToPlan request = Request(*card, Settings(32, 5, 3, 1));
+  const RequestWork none = *WorkOf(*card, DType::kF32, request);
+  request.resident_blocks = 1;
+  EXPECT_EQ(WorkOf(*card, DType::kF32, request)->plan.digest(), "2,1:0x1,1x3");
+  request.resident_blocks = 2;
+  const RequestWork all = *WorkOf(*card, DType::kF32, request);
+  EXPECT_EQ(all.plan.digest(), "2,0:0x1");
+  EXPECT_EQ(all.denoise_flops, none.denoise_flops);
+}
+
 TEST(ModelPlanTest, BytesAreThoseOfTheDtype) {
   WanTestRepository repository;
   const std::unique_ptr<ModelCard> card = Card(repository);

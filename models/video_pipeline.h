@@ -22,11 +22,15 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/topology.h"
+#include "loader/host_weight_plan.h"
 #include "models/model_card.h"
 #include "offload/startup_agreement.h"
+#include "offload/streamer_stats.h"
 #include "runtime/communicator.h"
 
 namespace dlo {
+
+class FlightRecorder;
 
 enum class Stage { kEncodingText, kDenoising, kDecoding };
 
@@ -34,6 +38,7 @@ struct VideoRequest {
   std::string prompt;
   std::string negative_prompt;
   VideoSettings settings;
+  bool trace = false;  // record a timeline
 };
 
 // A run of decoded frames: float32 [num_frames, height, width, 3] in 0..1, row-major.
@@ -58,6 +63,12 @@ class GenerationObserver {
   virtual bool cancelled() const = 0;
 };
 
+// What a stage streamed.
+struct StageStreaming {
+  Stage stage = Stage::kEncodingText;
+  StreamerStats streamed;
+};
+
 struct GenerationStats {
   absl::Duration text;
   absl::Duration denoise;
@@ -69,7 +80,17 @@ struct GenerationStats {
   int64_t device_bytes_peak() const {
     return std::max({device_bytes_peak_text, device_bytes_peak_denoise, device_bytes_peak_decode});
   }
-  int64_t bus_bytes = 0;  // streamed from host to device
+  int64_t bus_bytes = 0;                  // streamed from host to device
+  std::vector<StageStreaming> streaming;  // of the stages that streamed
+  std::string timeline;                   // Chrome trace JSON if the request asked, at most 3 MiB
+};
+
+// Of this process, now.
+struct PipelineMemory {
+  int64_t used_bytes = 0;     // on the device
+  int64_t peak_bytes = 0;     // the largest used_bytes since the last request began
+  int64_t weights_bytes = 0;  // of used_bytes: weights, slots, and whatever stays between requests
+  int64_t pinned_bytes = 0;   // of the host, in buffers that the device copies from
 };
 
 class VideoPipeline {
@@ -92,6 +113,8 @@ class VideoPipeline {
 
   // Blocks that the current or latest request has asked the weights for. Any thread.
   virtual int64_t visits() const { return 0; }
+  // Any thread.
+  virtual PipelineMemory memory() const { return {}; }
 };
 
 struct PipelineOptions {
@@ -106,6 +129,9 @@ struct PipelineOptions {
   // With it each rank of the group holds one shard of every streamed block and blocks are gathered;
   // all ranks load the same model with the same options. Null: blocks are streamed whole.
   std::shared_ptr<Communicator> weight_group;
+  // Whether blocks that are streamed whole may stay in the checkpoint's pages, which processes on a
+  // host share.
+  CheckpointMmap checkpoint_mmap = CheckpointMmap::kAuto;
   // What else the group's ranks must have in common, e.g. the build.
   std::vector<Setting> agreement;
   // Leading blocks of each transformer that stay on the device while it is in use, streamed whole
@@ -116,6 +142,8 @@ struct PipelineOptions {
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;
   int processes_on_host = 1;
+  // Notes the visits of streamed blocks; outlives the pipeline. Null: none.
+  FlightRecorder* recorder = nullptr;
 };
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> LoadVideoPipeline(const PipelineOptions& options);

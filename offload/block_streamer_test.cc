@@ -3,96 +3,19 @@
 #include "offload/block_streamer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/testing/host_model.h"
 #include "runtime/cpu/thread_communicator.h"
 
 namespace dlo {
 namespace {
 
 using testing::HasSubstr;
-
-// A word that belongs to one place of one block.
-uint32_t Word(int ring, int64_t block, int64_t i) {
-  return static_cast<uint32_t>(ring * 1000003 + block * 10007 + i * 31 + 7);
-}
-
-// Host memory of a model whose blocks have the given sizes in words, and the rings that describe
-// it.
-class HostModel {
- public:
-  explicit HostModel(std::vector<std::vector<int64_t>> words) {
-    for (size_t r = 0; r < words.size(); ++r) {
-      layouts_.emplace_back();
-      bytes_.emplace_back();
-      for (size_t b = 0; b < words[r].size(); ++b) {
-        // Two tensors, so that layouts have a gap.
-        const int64_t n = words[r][b];
-        layouts_[r].push_back(BlockLayout::Of({{.name = "a", .shape = {n}, .dtype = DType::kF32},
-                                               {.name = "b", .shape = {3}, .dtype = DType::kF32}}));
-        std::vector<uint32_t> data(layouts_[r].back().total_bytes() / 4);
-        for (size_t i = 0; i < data.size(); ++i)
-          data[i] = Word(static_cast<int>(r), static_cast<int64_t>(b), static_cast<int64_t>(i));
-        bytes_[r].push_back(std::move(data));
-      }
-    }
-  }
-
-  std::vector<std::vector<HostBlock>> Whole() const {
-    return Rings([](const BlockLayout& layout, const std::byte* data) {
-      return HostBlock{.layout = layout, .bytes = data};
-    });
-  }
-  // Tensors at their own addresses, as a checkpoint has them.
-  std::vector<std::vector<HostBlock>> Staged() const {
-    return Rings([](const BlockLayout& layout, const std::byte* data) {
-      HostBlock block{.layout = layout};
-      for (const auto& t : layout.tensors()) {
-        block.pieces.push_back({data + t.offset, t.offset, t.spec.bytes()});
-      }
-      return block;
-    });
-  }
-
-  VisitPlan Plan() const {
-    std::vector<int64_t> sizes;
-    for (const auto& ring : layouts_) sizes.push_back(static_cast<int64_t>(ring.size()));
-    return VisitPlan(sizes);
-  }
-
-  // Whether the leased bytes are the block's.
-  static bool Matches(const BlockLease& lease, int ring) {
-    for (const auto& t : lease.layout().tensors()) {
-      for (int64_t i = 0; i < t.spec.num_elements(); ++i) {
-        uint32_t word;
-        std::memcpy(&word, lease.data() + t.offset + 4 * i, 4);
-        if (word != Word(ring, lease.block(), t.offset / 4 + i)) return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  template <typename F>
-  std::vector<std::vector<HostBlock>> Rings(F f) const {
-    std::vector<std::vector<HostBlock>> rings(layouts_.size());
-    for (size_t r = 0; r < layouts_.size(); ++r) {
-      for (size_t b = 0; b < layouts_[r].size(); ++b) {
-        rings[r].push_back(
-            f(layouts_[r][b], reinterpret_cast<const std::byte*>(bytes_[r][b].data())));
-      }
-    }
-    return rings;
-  }
-
-  std::vector<std::vector<BlockLayout>> layouts_;
-  std::vector<std::vector<std::vector<uint32_t>>> bytes_;
-};
 
 class Streamer : public testing::Test {
  protected:
@@ -152,6 +75,37 @@ TEST_F(Streamer, DeliversEveryBlockOfThePlan) {
   }
 }
 
+// One component's blocks in pages of a file, the other's in memory of our own.
+TEST_F(Streamer, PackedAndWholeBlocksShareSlotsAndPlan) {
+  const HostModel model({{40, 700, 3}, {900}, {64, 64}});
+  VisitPlan plan = model.Plan();
+  plan.Add(0, 2);
+  plan.Add(1, 3);
+  plan.Add(2, 2);
+  plan.Add(0, 1);
+  for (int slots : {2, 3, 5}) {
+    for (size_t packed_ring : {0, 1, 2}) {
+      auto rings = model.Whole();
+      rings[packed_ring] = model.Staged()[packed_ring];
+      int64_t largest = 0;
+      for (const HostBlock& block : rings[packed_ring]) {
+        largest = std::max(largest, block.layout.total_bytes());
+      }
+      auto streamer = Make(rings, slots);
+      EXPECT_EQ(streamer->staging_bytes(), 2 * largest);
+      ASSERT_TRUE(streamer->Start(plan).ok());
+      for (auto c = plan.begin(); !c.done(); c.Next()) {
+        auto lease = streamer->Acquire(c.ring());
+        ASSERT_TRUE(lease.ok()) << lease.status();
+        EXPECT_EQ(lease->block(), c.block());
+        EXPECT_TRUE(HostModel::Matches(*lease, c.ring())) << "visit " << c.visit();
+      }
+      EXPECT_GT(streamer->stats().packed_bytes, 0);
+      EXPECT_LT(streamer->stats().packed_bytes, streamer->stats().bus_bytes);
+    }
+  }
+}
+
 // A block must stay whole as long as it is leased, however far the moves have run ahead.
 TEST_F(Streamer, ALeasedBlockIsNotOverwritten) {
   const HostModel model({{300, 300, 300}});
@@ -198,6 +152,29 @@ TEST_F(Streamer, FinishWalksTheRest) {
   ASSERT_TRUE(streamer->Acquire(0).ok());
   ASSERT_TRUE(streamer->Finish().ok());
   EXPECT_EQ(streamer->stats().visits, 10);
+}
+
+TEST_F(Streamer, NotesEachVisitInTheFlightRecorder) {
+  const HostModel model({{4, 4}});
+  const auto recorder = FlightRecorder::Private();
+  auto streamer = *BlockStreamer::Create(*device_, model.Whole(),
+                                         {.slots = 2, .recorder = recorder.get()}, nullptr);
+  VisitPlan plan = model.Plan();
+  plan.Add(0, 2);
+  ASSERT_TRUE(streamer->Start(plan).ok());
+  {
+    const auto lease = streamer->Acquire(0);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    EXPECT_EQ(recorder->place().visit, 1);
+    EXPECT_EQ(recorder->Read().records.back().state, FlightState::kBegun);
+  }
+  ASSERT_TRUE(streamer->Finish().ok());
+  const FlightLog log = recorder->Read();
+  ASSERT_EQ(log.records.size(), 4u);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(log.records[i].OpText(), "visit " + std::to_string(i + 1));
+    EXPECT_EQ(log.records[i].state, FlightState::kDone);
+  }
 }
 
 TEST_F(Streamer, BytesMovedAreTheStreamedBytesOfEachPass) {
@@ -249,22 +226,11 @@ TEST_P(GatheringStreamer, EveryRankSeesEveryBlockWhole) {
     ranks.emplace_back([&, rank] {
       auto communicator = world.factory().Create({.name = "weights", .rank = rank, .size = size});
       ASSERT_TRUE(communicator.ok()) << communicator.status();
-      // This rank's shards, padded with zeros behind the block's end.
-      std::vector<std::vector<std::byte>> shards;
-      auto rings = model.Whole();
-      for (auto& ring : rings) {
-        for (HostBlock& block : ring) {
-          const int64_t shard = block.layout.shard_bytes(size), begin = shard * rank;
-          shards.emplace_back(shard);
-          const int64_t own = std::min(shard, block.layout.total_bytes() - begin);
-          if (own > 0) std::memcpy(shards.back().data(), block.bytes + begin, own);
-          block.bytes = shards.back().data();
-        }
-      }
+      const HostModel::Shards shards = model.Shard(rank, size);
       auto device = *OpenDevice(DeviceKind::kCpu, 0);
       for (int slots : {2, 3}) {
         auto streamer =
-            BlockStreamer::Create(*device, rings, {.slots = slots}, communicator->get());
+            BlockStreamer::Create(*device, shards.rings, {.slots = slots}, communicator->get());
         ASSERT_TRUE(streamer.ok()) << streamer.status();
         ASSERT_TRUE((*streamer)->Start(plan).ok());
         auto c = plan.begin();
@@ -293,14 +259,9 @@ TEST(GatheringStreamerFaults, AGroupThatBreaksFailsTheVisitAndSaysWhy) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
       auto communicator = *world.factory().Create({.name = "weights", .rank = rank, .size = 2});
-      std::vector<std::vector<std::byte>> shards;
-      auto rings = model.Whole();
-      for (HostBlock& block : rings[0]) {
-        shards.emplace_back(block.layout.shard_bytes(2));
-        block.bytes = shards.back().data();
-      }
+      const HostModel::Shards shards = model.Shard(rank, 2);
       auto device = *OpenDevice(DeviceKind::kCpu, 0);
-      auto streamer = *BlockStreamer::Create(*device, rings, {}, communicator.get());
+      auto streamer = *BlockStreamer::Create(*device, shards.rings, {}, communicator.get());
       ASSERT_TRUE(streamer->Start(plan).ok());
       absl::Status status;
       for (int64_t v = 0; status.ok() && v < plan.num_visits(); ++v) {
@@ -342,9 +303,12 @@ TEST_F(Streamer, WrongBlocksAreRefusedByName) {
   };
   EXPECT_THAT(create(model.Whole(), 1).message(), HasSubstr("offload.slots is 1"));
   EXPECT_THAT(create({{}}, 2).message(), HasSubstr("no block"));
-  auto mixed = model.Whole();
-  mixed[0][1] = model.Staged()[0][1];
-  EXPECT_THAT(create(mixed, 2).message(), HasSubstr("block 1 of ring 0"));
+  auto both = model.Whole();
+  both[0][1].pieces = model.Staged()[0][1].pieces;
+  EXPECT_THAT(create(both, 2).message(), HasSubstr("block 1 of ring 0"));
+  auto neither = model.Whole();
+  neither[0][1].bytes = nullptr;
+  EXPECT_THAT(create(neither, 2).message(), HasSubstr("block 1 of ring 0"));
   auto outside = model.Staged();
   outside[0][1].pieces[0].offset = 1 << 20;
   EXPECT_THAT(create(outside, 2).message(), HasSubstr("outside"));

@@ -1,8 +1,9 @@
 // What a model declares about its components: which may stream, and when each is on the device.
 //
-//   OffloadPlan plan = {{{.name = "text_encoder", .specs = text, .ring = 0, .stage = Stage::kText},
-//                        {.name = "transformer", .specs = dit, .ring = 1, .stage = Stage::kDenoise},
-//                        {.name = "vae", .specs = vae, .stage = Stage::kDecode}}};
+//   OffloadPlan plan = {
+//       {{.name = "text_encoder", .specs = text, .ring = 0, .stage = Stage::kText},
+//        {.name = "transformer", .specs = dit, .ring = 1, .stage = Stage::kDenoise},
+//        {.name = "vae", .specs = vae, .stage = Stage::kDecode}}};
 //   RETURN_IF_ERROR(CheckOffloadPlan(plan, {"text_encoder", "transformer", "vae"}));
 //
 // A component with a ring streams its blocks (the specs with a block number); the rest of it, and
@@ -36,7 +37,8 @@ struct OffloadPlan {
 
 // How many leading blocks of each denoising component fit on a device of `limit_bytes` beside
 // `slots` slots for the largest block, the weights outside the blocks, and `activation_bytes`; at
-// most all. INVALID_ARGUMENT without a limit (0), RESOURCE_EXHAUSTED if the others alone do not fit.
+// most all. INVALID_ARGUMENT without a limit (0), RESOURCE_EXHAUSTED if the others alone do not
+// fit.
 absl::StatusOr<int64_t> FitResidentBlocks(const OffloadPlan& plan, int64_t activation_bytes,
                                           int slots, int64_t limit_bytes);
 

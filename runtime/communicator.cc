@@ -20,6 +20,13 @@ constexpr char kPeersPayload[] = "dlo.collective.peers";
 
 using Kind = CollectiveOp::Kind;
 
+FlightOp ToFlightOp(Kind kind) {
+  static_assert(static_cast<int>(FlightOp::kAllocateBuffer) -
+                    static_cast<int>(FlightOp::kAllGather) ==
+                static_cast<int>(Kind::kAllocateBuffer));
+  return static_cast<FlightOp>(static_cast<int>(FlightOp::kAllGather) + static_cast<int>(kind));
+}
+
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
   absl::Status result(status.code(), message);
   status.ForEachPayload([&result](absl::string_view url, const absl::Cord& payload) {
@@ -237,7 +244,13 @@ absl::Status Communicator::Perform(CollectiveOp op, absl::Time deadline,
     running_ = true;
     running_kind_ = op.kind;
   }
+  FlightToken token;
+  if (recorder_ != nullptr) {
+    token = recorder_->Begin(ToFlightOp(op.kind), recorder_group_, op.sequence,
+                             op.from == kNoPeer ? op.to : op.from);
+  }
   const absl::Status result = run(op);
+  if (recorder_ != nullptr) recorder_->End(token, result.ok());
   bool close = false;
   absl::Status first;
   {
@@ -272,6 +285,11 @@ void Communicator::Abort(absl::string_view reason) {
   if (close) Close();
 }
 
+void Communicator::Record(FlightRecorder* recorder) {
+  recorder_ = recorder;
+  if (recorder != nullptr) recorder_group_ = recorder->AddGroup(name_);
+}
+
 absl::Status Communicator::status() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return broken_;
@@ -285,7 +303,8 @@ uint64_t Communicator::sequence() const {
 absl::StatusOr<RankCommunicators> CreateRankCommunicators(const Topology& topology, Rank rank,
                                                           WeightTransfer transfer,
                                                           const GroupTimeouts& timeouts,
-                                                          CommunicatorFactory& factory) {
+                                                          CommunicatorFactory& factory,
+                                                          FlightRecorder* recorder) {
   const auto create = [&](absl::string_view purpose, GroupKind kind,
                           bool spare_compute) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     const std::vector<Rank> group = topology.Group(kind, rank);
@@ -293,12 +312,15 @@ absl::StatusOr<RankCommunicators> CreateRankCommunicators(const Topology& topolo
     int index = 0;
     while (group[index] != rank) ++index;
     // The first member tells the groups of one kind apart.
-    return factory.Create({.name = absl::StrCat(purpose, "/", group.front().value),
-                           .rank = index,
-                           .size = static_cast<int>(group.size()),
-                           .setup_timeout = timeouts.setup,
-                           .operation_timeout = timeouts.operation,
-                           .spare_compute = spare_compute});
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                     factory.Create({.name = absl::StrCat(purpose, "/", group.front().value),
+                                     .rank = index,
+                                     .size = static_cast<int>(group.size()),
+                                     .setup_timeout = timeouts.setup,
+                                     .operation_timeout = timeouts.operation,
+                                     .spare_compute = spare_compute}));
+    communicator->Record(recorder);
+    return communicator;
   };
   RankCommunicators all;
   if (const std::optional<GroupKind> kind = topology.WeightGroup(transfer)) {

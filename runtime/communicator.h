@@ -40,6 +40,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "base/flight_recorder.h"
 #include "base/topology.h"
 #include "runtime/device.h"
 
@@ -119,6 +120,9 @@ class Communicator {
   // nothing if it is broken already.
   void Abort(absl::string_view reason);
 
+  // Notes each operation in `recorder`, which outlives the communicator. Before the first one.
+  void Record(FlightRecorder* recorder);
+
   // OK, or the error that broke the communicator.
   absl::Status status() const;
 
@@ -153,6 +157,8 @@ class Communicator {
   const int rank_;
   const int size_;
   const absl::Duration operation_timeout_;
+  FlightRecorder* recorder_ = nullptr;
+  int recorder_group_ = -1;
 
   // std::mutex rather than absl's: ThreadSanitizer sees through it although Abseil is not built
   // with it.
@@ -217,10 +223,12 @@ struct GroupTimeouts {
 };
 
 // Creates them in the order above, the same on every rank. There is no group over the world: what
-// belongs to a request stays within its replica. The first error ends it and names the group.
+// belongs to a request stays within its replica. The first error ends it and names the group. With
+// a recorder each of them notes its operations there.
 absl::StatusOr<RankCommunicators> CreateRankCommunicators(const Topology& topology, Rank rank,
                                                           WeightTransfer transfer,
                                                           const GroupTimeouts& timeouts,
-                                                          CommunicatorFactory& factory);
+                                                          CommunicatorFactory& factory,
+                                                          FlightRecorder* recorder = nullptr);
 
 }  // namespace dlo

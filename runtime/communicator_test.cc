@@ -75,6 +75,30 @@ TEST_P(ThreadCommunicator, DoesEveryOperationAtEverySize) {
            [](std::unique_ptr<Communicator>& group) { EXPECT_EQ(CheckCollectives(*group), ""); });
 }
 
+TEST(Communicator, NotesItsOperationsInTheFlightRecorder) {
+  ThreadWorld world;
+  std::vector<std::unique_ptr<FlightRecorder>> recorders;
+  for (int rank = 0; rank < 2; ++rank) recorders.push_back(FlightRecorder::Private());
+  RunRanks(world, 2, absl::Milliseconds(100), [&](std::unique_ptr<Communicator>& group) {
+    FlightRecorder& recorder = *recorders[group->rank()];
+    group->Record(&recorder);
+    Bytes data(8);
+    EXPECT_TRUE(group->Broadcast(absl::MakeSpan(data), 1).ok());
+    // The other rank does not come.
+    if (group->rank() == 0) {
+      EXPECT_FALSE(group->Barrier().ok());
+    }
+  });
+  const FlightLog log = recorders[0]->Read();
+  ASSERT_EQ(log.records.size(), 2u);
+  EXPECT_EQ(log.records[0].OpText(), "Broadcast #1 of g with peer 1");
+  EXPECT_EQ(log.records[0].state, FlightState::kDone);
+  EXPECT_EQ(log.records[1].OpText(), "Barrier #2 of g");
+  EXPECT_EQ(log.records[1].state, FlightState::kFailed);
+  EXPECT_GE(log.records[1].duration, absl::Milliseconds(90));
+  EXPECT_EQ(recorders[1]->Read().records.size(), 1u);
+}
+
 TEST(Communicator, SumOfBf16IsRoundedOnceFromAnExactSum) {
   ThreadWorld world;
   RunRanks(world, 3, absl::Seconds(60), [](std::unique_ptr<Communicator>& group) {

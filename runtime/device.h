@@ -32,7 +32,9 @@ absl::StatusOr<DeviceKind> ParseDeviceKind(absl::string_view name);
 struct DeviceMemory {
   int64_t used_bytes =
       0;  // in live buffers of this process; on CUDA with what libtorch has allocated
-  int64_t peak_bytes = 0;  // the largest used_bytes since ResetPeak
+  int64_t peak_bytes = 0;    // the largest used_bytes since ResetPeak
+  int64_t buffer_bytes = 0;  // of used_bytes: in DeviceBuffers
+  int64_t host_bytes = 0;    // in live host buffers (AllocateHost)
 };
 
 // A piece of device memory, aligned to 4096 bytes. Move-only; gives its bytes back on destruction.
@@ -86,9 +88,10 @@ class Device {
   // RESOURCE_EXHAUSTED when the host has no room to pin.
   virtual absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) = 0;
 
-  // Streams and events must not outlive the device. `name` shows in debuggers and traces.
+  // Streams, events and stamps must not outlive the device. `name` shows in debuggers and traces.
   virtual std::unique_ptr<Stream> CreateStream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> CreateEvent() = 0;
+  virtual std::unique_ptr<Stamp> CreateStamp() = 0;
   // Where the model computes: on the CPU the calling thread, on CUDA libtorch's current stream.
   virtual Stream& compute_stream() = 0;
 

@@ -18,6 +18,7 @@ TEST(CpuDevice, AccountsLiveAndPeakBytes) {
     auto b = device->Allocate(500);
     ASSERT_TRUE(b.ok());
     EXPECT_EQ(device->memory().used_bytes, 1500);
+    EXPECT_EQ(device->memory().buffer_bytes, 1500);
   }
   EXPECT_EQ(device->memory().used_bytes, 1000);
   EXPECT_EQ(device->memory().peak_bytes, 1500);
@@ -35,6 +36,18 @@ TEST(CpuDevice, MovedFromBufferReleasesNothing) {
   EXPECT_EQ(device->memory().used_bytes, 64);
   kept = DeviceBuffer();
   EXPECT_EQ(device->memory().used_bytes, 0);
+}
+
+TEST(CpuDevice, AccountsHostBuffersApart) {
+  auto device = *OpenDevice(DeviceKind::kCpu, 0);
+  {
+    auto a = device->AllocateHost(300);
+    auto b = device->AllocateHost(40);
+    ASSERT_TRUE(a.ok() && b.ok());
+    EXPECT_EQ(device->memory().host_bytes, 340);
+    EXPECT_EQ(device->memory().used_bytes, 0);
+  }
+  EXPECT_EQ(device->memory().host_bytes, 0);
 }
 
 TEST(CpuDevice, TooLargeABufferIsAnError) {

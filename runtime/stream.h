@@ -22,7 +22,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/pack.h"
 
 namespace dlo {
 
@@ -35,12 +37,15 @@ class Event {
   virtual ~Event() = default;
 };
 
-// A piece of a block on its way from where the checkpoint has it to where the block's layout wants
-// it.
-struct PackPiece {
-  const std::byte* source = nullptr;
-  int64_t offset = 0;  // in the destination
-  int64_t bytes = 0;
+// A moment in a stream's work, for measuring. Marked again and again.
+class Stamp {
+ public:
+  virtual ~Stamp() = default;
+
+  // From when a stream got to the latest Mark of `earlier` to when one got to the latest of this
+  // stamp; negative if that was before. Waits on the host until both have been got to. Both were
+  // marked, on streams of one device.
+  virtual absl::Duration Since(const Stamp& earlier) const = 0;
 };
 
 class Stream {
@@ -50,7 +55,8 @@ class Stream {
   // `host` stays unchanged until the copy has happened.
   virtual absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) = 0;
 
-  // Copies each piece to `host` + offset; `pieces` outlives the operation.
+  // Copies each piece to `host` + offset, with the errors of PackPieces; `pieces` outlives the
+  // operation.
   virtual absl::Status Pack(std::byte* host, absl::Span<const PackPiece> pieces) = 0;
 
   // Every rank's `shard_bytes` bytes at `shard`, in rank order, to `whole` of every rank
@@ -60,6 +66,8 @@ class Stream {
 
   virtual absl::Status Record(Event& event) = 0;
   virtual absl::Status Wait(const Event& event) = 0;
+  // Notes when the stream gets here. If it is broken the stamp's time means nothing.
+  virtual absl::Status Mark(Stamp& stamp) = 0;
 
   // Waits on the host until everything enqueued has happened; the stream's error, if it broke.
   virtual absl::Status Synchronize() = 0;

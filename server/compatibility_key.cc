@@ -7,6 +7,8 @@
 namespace dlo {
 namespace {
 
+constexpr char kScheduleField[] = "schedule";
+
 // nlohmann-json writes these as null, so that two of them would be equal.
 bool AllFinite(const nlohmann::json& value) {
   if (value.is_number_float()) return std::isfinite(value.get<double>());
@@ -44,6 +46,32 @@ absl::StatusOr<std::string> CompatibilityKey(const VideoSettings& settings,
   } catch (const nlohmann::json::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("settings or extra: ", error.what()));
   }
+}
+
+std::vector<std::string> DifferingFields(const std::string& a, const std::string& b) {
+  if (a == b) return {};
+  const auto parse = [](const std::string& key) {
+    return nlohmann::json::parse(key, nullptr, /*allow_exceptions=*/false);
+  };
+  const nlohmann::json first = parse(a), second = parse(b);
+  if (!first.is_object() || !second.is_object()) return {kScheduleField};
+  std::vector<std::string> fields;
+  for (const auto& [field, value] : first.items()) {
+    if (second.value(field, nlohmann::json()) != value) fields.push_back(field);
+  }
+  return fields;
+}
+
+const std::vector<std::string>& CompatibilityFields() {
+  static const auto* const fields = [] {
+    auto* const names = new std::vector<std::string>{kScheduleField};
+    // Every key has every field.
+    const nlohmann::json key = nlohmann::json::parse(
+        CompatibilityKey({}, v1::OUTPUT_FORMAT_MP4, nlohmann::json::object()).value());
+    for (const auto& [field, value] : key.items()) names->push_back(field);
+    return names;
+  }();
+  return *fields;
 }
 
 }  // namespace dlo

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "dlo/v1/video_generation.pb.h"
@@ -30,5 +31,12 @@ enum class WaveCompatibility {
 absl::StatusOr<std::string> CompatibilityKey(const VideoSettings& settings,
                                              v1::OutputFormat output_format,
                                              const nlohmann::json& extras);
+
+// The fields in which two keys differ: those of CompatibilityKey, or "schedule" for keys that are
+// visit plans' digests.
+std::vector<std::string> DifferingFields(const std::string& a, const std::string& b);
+
+// All that DifferingFields may name.
+const std::vector<std::string>& CompatibilityFields();
 
 }  // namespace dlo

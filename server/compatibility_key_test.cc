@@ -133,5 +133,32 @@ TEST(CompatibilityKeyTest, WhatHasNoJsonIsRefused) {
   }
 }
 
+TEST(CompatibilityKeyTest, NamesTheFieldsInWhichTwoKeysDiffer) {
+  using testing::IsEmpty;
+  using testing::UnorderedElementsAre;
+  const std::string plain = Strict(Plain());
+  EXPECT_THAT(DifferingFields(plain, plain), IsEmpty());
+  Request other = Plain();
+  other.spec.settings.width = 16;
+  other.spec.settings.solver = "euler";
+  EXPECT_THAT(DifferingFields(plain, Strict(other)), UnorderedElementsAre("width", "solver"));
+  other = Plain();
+  other.spec.settings.guidance_scale_2.reset();
+  other.extras = {{"a", 1}};
+  EXPECT_THAT(DifferingFields(plain, Strict(other)),
+              UnorderedElementsAre("guidance_scale_2", "extras"));
+  EXPECT_THAT(DifferingFields(Schedule(Plain()), "another digest"),
+              UnorderedElementsAre("schedule"));
+  EXPECT_THAT(DifferingFields(plain, "1234"), UnorderedElementsAre("schedule"));
+}
+
+TEST(CompatibilityKeyTest, EveryFieldOfAKeyIsOneOfTheFields) {
+  const json key = json::parse(Strict(Plain()));
+  for (const auto& [field, value] : key.items()) {
+    EXPECT_THAT(CompatibilityFields(), testing::Contains(field));
+  }
+  EXPECT_THAT(CompatibilityFields(), testing::Contains("schedule"));
+}
+
 }  // namespace
 }  // namespace dlo

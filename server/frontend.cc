@@ -33,6 +33,17 @@ FrontendOptions WithDomains(FrontendOptions options) {
   options.links.num_ranks = CountRanks(options.domains);
   options.scheduler.domains = options.domains;
   options.supervisor.domains = options.domains;
+  if (options.metrics == nullptr) {
+    options.metrics = std::make_shared<ServerMetrics>(options.links.num_ranks);
+  }
+  options.scheduler.metrics = options.metrics;
+  options.supervisor.metrics = options.metrics;
+  options.jobs.metrics = options.metrics;
+  options.supervisor.report_folder = options.store.folder / "reports";
+  if (options.remote) {
+    options.links.remote_ranks = options.remote->ranks;
+    options.supervisor.remote_ranks = options.remote->ranks;
+  }
   return options;
 }
 
@@ -47,7 +58,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(FrontendOptions option
       new Frontend(std::move(options), std::move(card), std::move(store)));
   RETURN_IF_ERROR(frontend->jobs_.Recover());
   RETURN_IF_ERROR(frontend->Listen());
-  frontend->StartWorkers();
+  RETURN_IF_ERROR(frontend->StartWorkers());
   return frontend;
 }
 
@@ -58,7 +69,7 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
       jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
-      service_(std::move(card), &forecaster_, &jobs_),
+      service_(std::move(card), &forecaster_, &jobs_, options_.metrics),
       health_({v1::VideoGeneration::service_full_name()}),
       domain_ready_(options_.domains.size(), false) {}
 
@@ -67,6 +78,11 @@ Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 absl::Status Frontend::Listen() {
   if (absl::string_view path = options_.listen; absl::ConsumePrefix(&path, "unix:")) {
     RETURN_IF_ERROR(CheckSocketFree(std::string(path)));
+  }
+  if (!options_.metrics_listen.empty()) {
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(options_.metrics_listen,
+                                                           options_.metrics->collectables()));
+    spdlog::info("metrics on http://{}/metrics", metrics_server_->address());
   }
   grpc::ServerBuilder links;
   links.RegisterService(&links_);
@@ -105,6 +121,24 @@ absl::Status Frontend::Listen() {
   return absl::OkStatus();
 }
 
+absl::Status Frontend::ListenForWorkers() {
+  if (!options_.remote) return absl::OkStatus();
+  RouteGrpcLog();
+  const std::string& listen = options_.remote->listen;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  AddLinkPort(builder, listen, options_.remote->tls, options_.remote->keepalive, &port);
+  builder.RegisterService(&remote_links_);
+  remote_link_server_ = builder.BuildAndStart();
+  if (remote_link_server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("cannot listen for workers on ", listen,
+                                               " (is another server running there?)"));
+  }
+  worker_address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
+  spdlog::info("waiting for the workers of other hosts on {}", worker_address_);
+  return absl::OkStatus();
+}
+
 SchedulerOptions Frontend::SchedulerOptionsWithHook() {
   SchedulerOptions options = options_.scheduler;
   // There is a supervisor by the time that a wave runs.
@@ -119,7 +153,7 @@ SchedulerOptions Frontend::SchedulerOptionsWithHook() {
   return options;
 }
 
-void Frontend::StartWorkers() {
+absl::Status Frontend::StartWorkers() {
   SupervisorEvents events;
   events.on_ready = [this](int domain) {
     scheduler_.OnDomainReady(domain);
@@ -136,7 +170,9 @@ void Frontend::StartWorkers() {
       options_.supervisor, &links_,
       [this](int fd) { grpc::AddInsecureChannelFromFd(link_server_.get(), fd); },
       std::move(events));
+  RETURN_IF_ERROR(ListenForWorkers());
   supervisor_->Start();
+  return absl::OkStatus();
 }
 
 void Frontend::Shutdown(absl::Duration grace) {
@@ -145,6 +181,7 @@ void Frontend::Shutdown(absl::Duration grace) {
     if (stopping_) return;
     stopping_ = true;
   }
+  options_.metrics->SetServing(false);
   const absl::Time deadline = absl::Now() + grace;
   health_.Shutdown();
   scheduler_.Drain();
@@ -161,9 +198,10 @@ void Frontend::Shutdown(absl::Duration grace) {
     public_server_->Wait();
   }
   if (supervisor_ != nullptr) supervisor_->Stop(std::max(deadline - absl::Now(), kFlushTime));
-  if (link_server_ != nullptr) {
-    link_server_->Shutdown(absl::ToChronoTime(absl::Now()));
-    link_server_->Wait();
+  for (grpc::Server* server : {remote_link_server_.get(), link_server_.get()}) {
+    if (server == nullptr) continue;
+    server->Shutdown(absl::ToChronoTime(absl::Now()));
+    server->Wait();
   }
 }
 
@@ -179,6 +217,7 @@ void Frontend::SetDomainReady(int domain, bool ready) {
     serving_ = serving;
   }
   if (!changed) return;
+  options_.metrics->SetServing(serving);
   health_.SetServing(serving);
   if (serving) {
     spdlog::info("serving on {}", address_);
@@ -188,7 +227,9 @@ void Frontend::SetDomainReady(int domain, bool ready) {
   if (options_.on_serving) options_.on_serving(serving);
 }
 
-void Frontend::OnAttached(int rank) { supervisor_->OnAttached(rank); }
+void Frontend::OnAttached(int rank, uint64_t incarnation) {
+  supervisor_->OnAttached(rank, incarnation);
+}
 void Frontend::OnReady(int rank) { supervisor_->OnReady(rank); }
 void Frontend::OnStartFailed(int rank, absl::Status why) {
   supervisor_->OnStartFailed(rank, std::move(why));
@@ -203,12 +244,17 @@ void Frontend::OnGroupBroken(int rank, v1::GroupBroken broken) {
                              broken.message());
 }
 void Frontend::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  if (heartbeat.has_memory()) options_.metrics->rank(rank).SetMemory(heartbeat.memory());
+  supervisor_->OnHeartbeat(rank, heartbeat);
   scheduler_.OnHeartbeat(rank, std::move(heartbeat));
 }
 void Frontend::OnProgress(int rank, v1::WaveProgress progress) {
   scheduler_.OnProgress(rank, std::move(progress));
 }
-void Frontend::OnFinished(int rank, uint64_t wave) { scheduler_.OnFinished(rank, wave); }
+void Frontend::OnFinished(int rank, const v1::WaveFinished& finished) {
+  options_.metrics->rank(rank).AddUsage(finished.usage());
+  scheduler_.OnFinished(rank, finished.wave_id());
+}
 void Frontend::OnFailed(int rank, v1::WaveFailed failed) {
   scheduler_.OnFailed(rank, std::move(failed));
 }

@@ -141,7 +141,7 @@ class DownloadCall : public StreamCall<v1::ResultChunk> {
     auto call = std::make_shared<DownloadCall>();
     DownloadCall* const reactor = call.get();
     reactor->KeepAlive(call);
-    jobs->OpenResult(request.id(),
+    jobs->OpenResult(request.id(), request.timeline() ? ResultPart::kTimeline : ResultPart::kVideo,
                      [call, jobs, offset = request.offset()](const grpc::Status& status,
                                                              std::shared_ptr<ResultReader> reader) {
                        call->Begin(jobs, offset, status, std::move(reader));
@@ -280,10 +280,11 @@ class GenerateCall : public WatchCall {
       absl::MutexLock lock(&mutex_);
       return EndAfterAll(status);
     }
-    jobs_->OpenResult(id_, [self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
-                               const grpc::Status& opened, std::shared_ptr<ResultReader> reader) {
-      self->BeginVideo(opened, std::move(reader));
-    });
+    jobs_->OpenResult(id_, ResultPart::kVideo,
+                      [self = std::static_pointer_cast<GenerateCall>(shared_from_this())](
+                          const grpc::Status& opened, std::shared_ptr<ResultReader> reader) {
+                        self->BeginVideo(opened, std::move(reader));
+                      });
   }
 
   void OnCancel() override {
@@ -380,6 +381,11 @@ v1::Job GenerationService::ResolvedJob(const JobSpec& spec) const {
   return job;
 }
 
+grpc::Status GenerationService::Refuse(const std::vector<FieldViolation>& wrong) const {
+  metrics_->requests().Refused("INVALID_ARGUMENT");
+  return BadRequestStatus(wrong);
+}
+
 GenerationService::Stream* GenerationService::Generate(Context* context, const Bytes* body) {
   v1::GenerateRequest request;
   if (const grpc::Status status = ParseRequest(*body, &request); !status.ok()) {
@@ -387,7 +393,7 @@ GenerationService::Stream* GenerationService::Generate(Context* context, const B
   }
   JobSpec spec;
   const std::vector<FieldViolation> wrong = ResolveRequest(*card_, request, &spec);
-  if (!wrong.empty()) return RefusedCall::Start(BadRequestStatus(wrong));
+  if (!wrong.empty()) return RefusedCall::Start(Refuse(wrong));
   if (request.validate_only()) return GenerateCall::Answer(jobs_, ResolvedJob(spec));
   spec.create_time = absl::Now();
   spec.deadline = absl::FromChrono(context->deadline());
@@ -400,7 +406,7 @@ GenerationService::Unary* GenerationService::SubmitJob(Context* context, const B
       context, body, job, [this](const v1::GenerateRequest& request, JobManager::Reply reply) {
         JobSpec spec;
         const std::vector<FieldViolation> wrong = ResolveRequest(*card_, request, &spec);
-        if (!wrong.empty()) return reply(BadRequestStatus(wrong), v1::Job());
+        if (!wrong.empty()) return reply(Refuse(wrong), v1::Job());
         if (request.validate_only()) return reply(grpc::Status::OK, ResolvedJob(spec));
         spec.create_time = absl::Now();
         jobs_->Submit(

@@ -16,6 +16,7 @@
 #include "models/model_card.h"
 #include "server/forecaster.h"
 #include "server/job_manager.h"
+#include "server/metrics.h"
 
 namespace dlo {
 
@@ -33,8 +34,11 @@ using RawVideoGeneration = v1::VideoGeneration::WithRawCallbackMethod_Generate<
 class GenerationService : public RawVideoGeneration {
  public:
   GenerationService(std::shared_ptr<const ModelCard> card, const Forecaster* forecaster,
-                    JobManager* jobs)
-      : card_(std::move(card)), forecaster_(forecaster), jobs_(jobs) {}
+                    JobManager* jobs, std::shared_ptr<ServerMetrics> metrics)
+      : card_(std::move(card)),
+        forecaster_(forecaster),
+        jobs_(jobs),
+        metrics_(std::move(metrics)) {}
 
   using Unary = grpc::ServerUnaryReactor;
   using Stream = grpc::ServerWriteReactor<grpc::ByteBuffer>;
@@ -52,10 +56,13 @@ class GenerationService : public RawVideoGeneration {
 
  private:
   v1::Job ResolvedJob(const JobSpec& spec) const;
+  // For a request with wrong fields.
+  grpc::Status Refuse(const std::vector<FieldViolation>& wrong) const;
 
   const std::shared_ptr<const ModelCard> card_;
   const Forecaster* const forecaster_;
   JobManager* const jobs_;
+  const std::shared_ptr<ServerMetrics> metrics_;
 };
 
 }  // namespace dlo

@@ -41,6 +41,7 @@ std::string SerializedRequest(const JobSpec& spec) {
   request.set_negative_prompt(spec.negative_prompt);
   *request.mutable_settings() = ToProto(spec.settings);
   request.set_output_format(spec.output_format);
+  request.set_trace(spec.trace);
   return request.SerializeAsString();
 }
 
@@ -285,6 +286,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       *snapshot_.mutable_expire_time() = ToProto(now + manager_->options_.result_ttl);
       fill(&snapshot_);
       RecordEnd();
+      manager_->options_.metrics->requests().Ended(snapshot_);
       job = job_;
     }
     if (job != nullptr) manager_->scheduler_->Release(std::move(job));
@@ -316,7 +318,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
   JobRecord Record() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     JobRecord record{.id = spec_.id, .state = snapshot_.state(), .job = {}};
     if (snapshot_.has_expire_time()) record.expire_time = FromProto(snapshot_.expire_time());
-    record.result_bytes = snapshot_.result().size_bytes();
+    record.result_bytes = snapshot_.result().size_bytes() + snapshot_.result().timeline_bytes();
     record.job = snapshot_.SerializeAsString();
     return record;
   }
@@ -385,6 +387,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       record_status_ = status;
       waiters.swap(when_recorded_);
     }
+    if (!status.ok()) manager_->options_.metrics->requests().Refused(ReasonOf(status));
     for (const auto& waiter : waiters) waiter(status);
   }
 
@@ -467,7 +470,8 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     const absl::Status committed = writer_->Commit();
     if (!committed.ok()) return FailResult(ResultFailure(committed));
     manager_->forecaster_->Learn(spec_, finished.times());
-    const auto fill = [&finished](v1::Job* job) {
+    const int64_t timeline_bytes = KeepTimeline(finished.timeline());
+    const auto fill = [&finished, timeline_bytes](v1::Job* job) {
       const int steps = job->settings().num_inference_steps();
       job->mutable_progress()->set_step(steps);
       job->mutable_progress()->set_num_steps(steps);
@@ -475,6 +479,7 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
       result->set_size_bytes(finished.size_bytes());
       result->set_sha256(finished.sha256());
       result->set_media_type(finished.media_type());
+      result->set_timeline_bytes(timeline_bytes);
       *result->mutable_times() = std::move(*finished.mutable_times());
       *result->mutable_times()->mutable_queue() =
           ToProto(FromProto(job->start_time()) - FromProto(job->create_time()));
@@ -483,7 +488,21 @@ class JobManager::LiveJob : public JobListener, public std::enable_shared_from_t
     if (!Finish(v1::JOB_STATE_SUCCEEDED, fill, grpc::Status::OK)) {
       std::error_code ignored;
       std::filesystem::remove(manager_->store_->ResultPath(spec_.id), ignored);
+      std::filesystem::remove(manager_->store_->TimelinePath(spec_.id), ignored);
     }
+  }
+
+  // Writes it beside the video; returns its size, 0 if there is none. The video is worth more: a
+  // timeline that cannot be kept fails nothing.
+  int64_t KeepTimeline(const std::string& json) {
+    if (json.empty()) return 0;
+    absl::StatusOr<AtomicFile> writer = CreateResult(manager_->store_->TimelinePath(spec_.id));
+    absl::Status status = writer.status();
+    if (status.ok()) status = writer->Write(json);
+    if (status.ok()) status = writer->Commit();
+    if (status.ok()) return static_cast<int64_t>(json.size());
+    spdlog::warn("job {}: its timeline is not kept: {}", spec_.id, std::string(status.message()));
+    return 0;
   }
 
   void FailGap(int64_t position) {
@@ -740,14 +759,14 @@ void JobManager::Delete(const std::string& id, Reply reply) {
   });
 }
 
-void JobManager::OpenResult(const std::string& id, ResultReply reply) {
-  Get(id, [this, reply = std::move(reply)](const grpc::Status& status, const v1::Job& job) {
+void JobManager::OpenResult(const std::string& id, ResultPart part, ResultReply reply) {
+  Get(id, [this, part, reply = std::move(reply)](const grpc::Status& status, const v1::Job& job) {
     if (!status.ok()) return reply(status, nullptr);
-    OpenResultOf(job, reply);
+    OpenResultOf(job, part, reply);
   });
 }
 
-void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
+void JobManager::OpenResultOf(const v1::Job& job, ResultPart part, const ResultReply& reply) {
   const bool ended = job.has_expire_time();
   if (job.state() != v1::JOB_STATE_SUCCEEDED) {
     return reply(
@@ -757,7 +776,16 @@ void JobManager::OpenResultOf(const v1::Job& job, const ResultReply& reply) {
                          ended ? " and has no result" : "; watch it until it has succeeded")),
         nullptr);
   }
-  reading_.Post([reply, id = job.id(), path = store_->ResultPath(job.id())] {
+  if (part == ResultPart::kTimeline && job.result().timeline_bytes() == 0) {
+    return reply(
+        StatusWithReason(
+            grpc::StatusCode::NOT_FOUND, "NO_TIMELINE",
+            absl::StrCat("job ", job.id(), " has no timeline; it was not asked for with trace")),
+        nullptr);
+  }
+  reading_.Post([reply, id = job.id(),
+                 path = part == ResultPart::kTimeline ? store_->TimelinePath(job.id())
+                                                      : store_->ResultPath(job.id())] {
     absl::StatusOr<ResultReader> reader = ResultReader::Open(path);
     if (!reader.ok()) {
       return reply(

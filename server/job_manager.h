@@ -37,6 +37,7 @@
 #include "models/model_card.h"
 #include "server/forecaster.h"
 #include "server/job_store.h"
+#include "server/metrics.h"
 #include "server/request_resolution.h"
 #include "server/scheduler.h"
 #include "server/store_thread.h"
@@ -45,8 +46,9 @@
 namespace dlo {
 
 struct JobManagerOptions {
-  absl::Duration result_ttl = absl::Hours(24);   // from the end of a job to its removal
-  int64_t result_bytes_max = int64_t{10} << 30;  // a larger result fails its job
+  absl::Duration result_ttl = absl::Hours(24);       // from the end of a job to its removal
+  int64_t result_bytes_max = int64_t{10} << 30;      // a larger result fails its job
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // not null
 };
 
 // Follows one job. Called by any thread, one call at a time; must not block. OnEvent must not call
@@ -60,6 +62,9 @@ class JobWatcher {
   // failed with, or the one for which the events stop (no Job in a last state was told then).
   virtual void OnEnd(const grpc::Status& status) = 0;
 };
+
+// What DownloadResult sends.
+enum class ResultPart { kVideo, kTimeline };
 
 class JobManager {
  public:
@@ -92,7 +97,7 @@ class JobManager {
   void Unwatch(const std::string& id, const JobWatcher* watcher);
   void Cancel(const std::string& id, Reply reply);
   void Delete(const std::string& id, Reply reply);
-  void OpenResult(const std::string& id, ResultReply reply);
+  void OpenResult(const std::string& id, ResultPart part, ResultReply reply);
 
   // For the reading of results, which may block.
   TaskThread& reading_thread() { return reading_; }
@@ -108,14 +113,14 @@ class JobManager {
   void Erase(const std::string& id, const LiveJob* live);
   // Of a job that is not live.
   void FindRecorded(const std::string& id, Reply reply);
-  void OpenResultOf(const v1::Job& job, const ResultReply& reply);
+  void OpenResultOf(const v1::Job& job, ResultPart part, const ResultReply& reply);
   void RecoverJob(const JobRecord& record);
 
   const JobManagerOptions options_;
   const std::shared_ptr<const ModelCard> card_;
   Scheduler* const scheduler_;
   Forecaster* const forecaster_;
-  JobStore* const store_;  // only for ResultPath; the rest is the store thread's
+  JobStore* const store_;  // only for the paths of results; the rest is the store thread's
 
   absl::Mutex mutex_;
   // Not ended, or ended and not yet recorded so.

@@ -26,6 +26,7 @@ constexpr char kDatabaseName[] = "jobs.db";
 constexpr char kResultsName[] = "results";
 constexpr char kLockName[] = "lock";
 constexpr char kResultSuffix[] = ".result";
+constexpr char kTimelineSuffix[] = ".timeline";
 constexpr int kFormat = 1;  // user_version of the database
 // Somebody who looks into the database with the sqlite3 tool.
 constexpr int kBusyTimeoutMs = 5000;
@@ -234,13 +235,15 @@ absl::Status JobStore::RemoveOrphans() {
       ASSIGN_OR_RETURN(const bool row, ended.Step());
       if (!row) break;
       kept.insert(ResultPath(ended.Bytes(0)).filename());
+      kept.insert(TimelinePath(ended.Bytes(0)).filename());
     }
   }
   std::error_code error;
   for (const auto& file :
        std::filesystem::directory_iterator(options_.folder / kResultsName, error)) {
     const std::string name = file.path().filename();
-    const bool ours = absl::EndsWith(name, kResultSuffix) || absl::EndsWith(name, kPartialSuffix);
+    const bool ours = absl::EndsWith(name, kResultSuffix) ||
+                      absl::EndsWith(name, kTimelineSuffix) || absl::EndsWith(name, kPartialSuffix);
     if (ours && kept.count(name) == 0) unlink(file.path().c_str());
   }
   if (error) return FolderError(options_.folder / kResultsName, error.message());
@@ -313,7 +316,10 @@ absl::Status JobStore::RunInTransaction(const std::vector<Operation>& operations
     statuses->assign(operations.size(), failure);
     return failure;
   }
-  for (const std::string& id : removed_) unlink(ResultPath(id).c_str());
+  for (const std::string& id : removed_) {
+    unlink(ResultPath(id).c_str());
+    unlink(TimelinePath(id).c_str());
+  }
   removed_.clear();
   return absl::OkStatus();
 }
@@ -450,6 +456,10 @@ absl::StatusOr<absl::Time> JobStore::NextExpiry() {
 
 std::filesystem::path JobStore::ResultPath(const std::string& id) const {
   return options_.folder / kResultsName / absl::StrCat(id, kResultSuffix);
+}
+
+std::filesystem::path JobStore::TimelinePath(const std::string& id) const {
+  return options_.folder / kResultsName / absl::StrCat(id, kTimelineSuffix);
 }
 
 }  // namespace dlo

@@ -14,9 +14,9 @@
 // of a finished job is removed at the next Open, so a crash between the writing of a result and
 // that of its record leaves nothing behind.
 //
-// One thread at a time, but for ResultPath, which any thread may call. Errors: RESOURCE_EXHAUSTED
-// when the disk is full, DATA_LOSS when the database is damaged, INTERNAL for the rest; each names
-// the file.
+// One thread at a time, but for the paths of results, which any thread may ask for. Errors:
+// RESOURCE_EXHAUSTED when the disk is full, DATA_LOSS when the database is damaged, INTERNAL for
+// the rest; each names the file.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct JobRecord {
   int state = 0;
   std::optional<absl::Time> expire_time;  // set: the job has ended
   std::optional<absl::Time> deadline;
-  int64_t result_bytes = 0;
+  int64_t result_bytes = 0;  // with the timeline's
   std::string request;
   std::string job;
 };
@@ -97,6 +97,8 @@ class JobStore {
 
   // Where the result of a job lies. Ids are of [A-Za-z0-9._-].
   std::filesystem::path ResultPath(const std::string& id) const;
+  // And its timeline, which goes with it.
+  std::filesystem::path TimelinePath(const std::string& id) const;
 
  private:
   class Statement;

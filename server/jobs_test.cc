@@ -125,10 +125,12 @@ class JobsTest : public testing::Test {
     v1::DeleteJobResponse response;
     return stub_->DeleteJob(NewContext().get(), request, &response);
   }
-  grpc::Status Download(const std::string& id, int64_t offset, std::string* bytes) {
+  grpc::Status Download(const std::string& id, int64_t offset, std::string* bytes,
+                        bool timeline = false) {
     v1::DownloadResultRequest request;
     request.set_id(id);
     request.set_offset(offset);
+    request.set_timeline(timeline);
     const auto context = NewContext();
     const auto reader = stub_->DownloadResult(context.get(), request);
     bytes->clear();
@@ -205,6 +207,64 @@ TEST_F(JobsTest, SubmitWatchDownload) {
   EXPECT_EQ(Download(job.id(), job.result().size_bytes() + 1, &rest).error_code(),
             StatusCode::OUT_OF_RANGE);
   EXPECT_EQ(Download(job.id(), -1, &rest).error_code(), StatusCode::OUT_OF_RANGE);
+}
+
+TEST_F(JobsTest, ATimelineIsKeptBesideTheResultAndGoesWithIt) {
+  Start();
+  v1::GenerateRequest request = FrontendHarness::Request("a", "traced");
+  request.set_trace(true);
+  v1::Job job;
+  ASSERT_TRUE(Submit(request, &job).ok());
+  job = WaitEnd("traced");
+  std::string timeline;
+  ASSERT_TRUE(Download("traced", 0, &timeline, /*timeline=*/true).ok());
+  EXPECT_EQ(timeline, "{\"traceEvents\":[]}\n");
+  EXPECT_EQ(job.result().timeline_bytes(), static_cast<int64_t>(timeline.size()));
+  EXPECT_THAT(ResultFiles(), testing::UnorderedElementsAre("traced.result", "traced.timeline"));
+
+  // Another job has none, and says so.
+  Submit("b", "plain");
+  EXPECT_EQ(WaitEnd("plain").result().timeline_bytes(), 0);
+  const grpc::Status none = Download("plain", 0, &timeline, /*timeline=*/true);
+  EXPECT_EQ(none.error_code(), StatusCode::NOT_FOUND);
+  EXPECT_THAT(none.error_message(), HasSubstr("job plain has no timeline"));
+
+  Restart();
+  ASSERT_TRUE(Download("traced", 0, &timeline, /*timeline=*/true).ok());
+  EXPECT_EQ(timeline, "{\"traceEvents\":[]}\n");
+  ASSERT_TRUE(Delete("traced").ok());
+  EXPECT_THAT(ResultFiles(), ElementsAre("plain.result"));
+}
+
+TEST_F(JobsTest, AQueuedJobIsStillTracedAfterARestart) {
+  Start();
+  Submit(Hold("go"), "running");
+  v1::GenerateRequest request = FrontendHarness::Request("a", "queued");
+  request.set_trace(true);
+  v1::Job job;
+  ASSERT_TRUE(Submit(request, &job).ok());
+  Restart();
+  harness_.Touch("go");
+  EXPECT_GT(WaitEnd("queued").result().timeline_bytes(), 0);
+}
+
+TEST_F(JobsTest, WhatARankStreamedIsInTheResult) {
+  Start();
+  Submit("streams", "a");
+  const v1::Job job = WaitEnd("a");
+  ASSERT_EQ(job.result().ranks_size(), 1);
+  ASSERT_EQ(job.result().ranks(0).streaming_size(), 1);
+  const v1::StageStreaming& streaming = job.result().ranks(0).streaming(0);
+  EXPECT_EQ(streaming.stage(), v1::JOB_STATE_DENOISING);
+  EXPECT_EQ(streaming.visits(), 40);
+  EXPECT_EQ(streaming.bus_bytes(), 3 << 20);
+  EXPECT_EQ(streaming.fabric_bytes(), 9 << 20);
+  EXPECT_EQ(FromProto(streaming.copy_stall()), absl::Milliseconds(150));
+  EXPECT_EQ(FromProto(streaming.gather_stall()), absl::Milliseconds(50));
+  EXPECT_EQ(FromProto(streaming.copy_time()), absl::Milliseconds(800));
+  EXPECT_EQ(streaming.hidden_ratio(), 0.75);
+  Submit("resident", "b");
+  EXPECT_EQ(WaitEnd("b").result().ranks(0).streaming_size(), 0);
 }
 
 TEST_F(JobsTest, AnUnknownIdIsNotFoundByEveryCall) {

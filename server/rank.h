@@ -15,6 +15,7 @@ namespace dlo {
 inline constexpr char kRankLost[] = "RANK_LOST";
 inline constexpr char kWaveDeadline[] = "WAVE_DEADLINE";
 inline constexpr char kCollectiveFailed[] = "COLLECTIVE_FAILED";
+inline constexpr char kStuckVisit[] = "STUCK_VISIT";
 
 // The way to the ranks. Thread-safe.
 class RankLinks {
@@ -33,6 +34,12 @@ struct RankLoss {
   std::optional<int> signal;
   std::optional<int> exit_code;
   std::string reason = kRankLost;  // of the ErrorInfo
+  std::string kind = {};           // of dlo_worker_restarts_total; empty: follows from the rest
+  // Nobody else is to blame: it did not end or stop because it waited for another.
+  bool certain = false;
+  // Of its domain's flight recorders (loss_report.h); empty: there are none.
+  std::string verdict;
+  std::string report;  // the file
 };
 
 }  // namespace dlo

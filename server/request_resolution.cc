@@ -78,6 +78,7 @@ std::vector<FieldViolation> ResolveRequest(const ModelCard& card,
     wrong.push_back(std::move(violation));
   }
   spec->output_format = ResolveOutputFormat(request.output_format(), &wrong);
+  spec->trace = request.trace();
   for (const auto& [key, value] : request.extra().fields()) {
     wrong.push_back({absl::StrCat("extra.", key),
                      absl::StrCat("model \"", card.name(), "\" has no such parameter")});

@@ -22,6 +22,7 @@ struct JobSpec {
   std::string negative_prompt;
   VideoSettings settings;
   v1::OutputFormat output_format = v1::OUTPUT_FORMAT_MP4;
+  bool trace = false;
   absl::Time create_time;
   absl::Time deadline = absl::InfiniteFuture();  // the client's
 };

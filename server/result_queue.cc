@@ -6,8 +6,10 @@ namespace dlo {
 namespace {
 
 int64_t ItemBytes(const ResultItem& item) {
-  const auto* chunk = std::get_if<v1::ResultChunk>(&item);
-  return chunk == nullptr ? 0 : static_cast<int64_t>(chunk->data().size());
+  if (const auto* chunk = std::get_if<v1::ResultChunk>(&item)) {
+    return static_cast<int64_t>(chunk->data().size());
+  }
+  return static_cast<int64_t>(std::get<v1::WaveFinished>(item).timeline().size());
 }
 
 }  // namespace

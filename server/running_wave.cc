@@ -27,6 +27,11 @@ bool RunningWave::answered() const {
                      [](const Run& run) { return run.replica.answered; });
 }
 
+int RunningWave::num_jobs() const {
+  return static_cast<int>(std::count_if(runs_.begin(), runs_.end(),
+                                        [](const Run& run) { return run.replica.job != nullptr; }));
+}
+
 void RunningWave::NoteCounter(int i, uint64_t counter, absl::Time now) {
   if (runs_[i].counter == counter) return;
   runs_[i].counter = counter;

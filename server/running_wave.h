@@ -59,6 +59,7 @@ class RunningWave {
 
   void Answer(int i) { runs_[i].replica.answered = true; }
   bool answered() const;  // by all
+  int num_jobs() const;   // whose replicas work on them
 
   // Anything that a replica can only do by working.
   void NoteProgress(int i, absl::Time now) { runs_[i].last_progress = now; }
@@ -70,6 +71,8 @@ class RunningWave {
   void NoteStage(int i, v1::JobState stage, absl::Time now);
   // A step of `num_steps` was done. Returns the mean time of the last few.
   absl::Duration NoteStep(int i, int step, int num_steps, absl::Time now);
+  // The time of the step that was noted last; there must be one.
+  absl::Duration last_step_time(int i) const { return runs_[i].step_times.back(); }
 
   // When FindOverdue may find something, if nothing changes.
   absl::Time NextDeadline() const;

@@ -28,6 +28,8 @@ grpc::Status LostStatus(const RankLoss& loss) {
   std::map<std::string, std::string> metadata = {{"rank", absl::StrCat(loss.rank)}};
   if (loss.signal) metadata["signal"] = absl::StrCat(*loss.signal);
   if (loss.exit_code) metadata["exit_code"] = absl::StrCat(*loss.exit_code);
+  if (!loss.verdict.empty()) metadata["verdict"] = loss.verdict;
+  if (!loss.report.empty()) metadata["report"] = loss.report;
   return StatusWithReason(grpc::StatusCode::UNAVAILABLE, loss.reason,
                           absl::StrCat("the worker of rank ", loss.rank, " ", loss.cause,
                                        "; it is being restarted, send the request again"),
@@ -50,6 +52,9 @@ bool AnyCollective(const std::vector<DispatchDomain>& domains) {
 Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
     : options_(std::move(options)),
       links_(links),
+      metrics_(options_.metrics != nullptr
+                   ? options_.metrics
+                   : std::make_shared<ServerMetrics>(CountRanks(options_.domains))),
       domains_(options_.domains.size()),
       places_(CountRanks(options_.domains)),
       former_({.max_waiting = options_.max_waiting,
@@ -64,6 +69,7 @@ Scheduler::Scheduler(SchedulerOptions options, RankLinks* links)
       }
     }
   }
+  metrics_->requests().SetWaitingMax(options_.max_waiting);
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -178,6 +184,7 @@ void Scheduler::Loop() {
     }
     for (const std::function<void()>& task : tasks) task();
     RunTimers();
+    metrics_->requests().SetQueue(static_cast<int64_t>(former_.size()), CountRunning());
   }
 }
 
@@ -283,6 +290,7 @@ RunningWave* Scheduler::FindWave(int rank, uint64_t wave_id) {
     return &*wave;
   }
   ++late_replies_;
+  metrics_->waves().LateReply();
   spdlog::warn("rank {}: dropped a reply for wave {}, which it does not run", rank, wave_id);
   return nullptr;
 }
@@ -310,6 +318,7 @@ void Scheduler::HandleProgress(int rank, const v1::WaveProgress& progress) {
   }
   const absl::Duration step_time =
       wave->NoteStep(replica, progress.step(), progress.num_steps(), now);
+  metrics_->requests().StepDone(wave->last_step_time(replica));
   v1::Progress* snapshot = job->snapshot.mutable_progress();
   *snapshot->mutable_step_time() = ToProto(step_time);
   *snapshot->mutable_remaining() = ToProto(step_time * (progress.num_steps() - progress.step()));
@@ -378,19 +387,33 @@ int Scheduler::FreeCapacity() const {
   return capacity;
 }
 
+int64_t Scheduler::CountRunning() const {
+  int64_t running = 0;
+  for (const Domain& domain : domains_) {
+    if (domain.wave) running += domain.wave->num_jobs();
+  }
+  return running;
+}
+
 void Scheduler::Dispatch() {
   bool started = false;
   for (Domain& domain : domains_) {
     if (!domain.ready || domain.wave) continue;
-    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now());
+    WaveFormed formed;
+    const std::vector<std::string> ids = former_.TakeWave(Slot(domain), absl::Now(), &formed);
     if (ids.empty()) continue;
-    StartWave(domain, ids);
+    StartWave(domain, ids, std::move(formed));
     started = true;
   }
   if (started) QueueChanged(0);
 }
 
-void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
+void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed) {
+  metrics_->waves().Started({.requests = static_cast<int>(ids.size()),
+                             .capacity = domain.ranks.capacity(),
+                             .wait = absl::Now() - formed.leading_since,
+                             .key = std::move(formed.key),
+                             .deferred_keys = std::move(formed.deferred_keys)});
   const uint64_t id = next_wave_++;
   const std::vector<std::vector<int>>& replicas = domain.ranks.replicas;
   std::vector<std::shared_ptr<Job>> jobs(replicas.size());
@@ -411,6 +434,7 @@ void Scheduler::StartWave(Domain& domain, const std::vector<std::string>& ids) {
       request->set_negative_prompt(jobs[i]->spec.negative_prompt);
       *request->mutable_settings() = jobs[i]->snapshot.settings();
       request->set_output_format(jobs[i]->spec.output_format);
+      request->set_trace(jobs[i]->spec.trace);
     }
     for (int rank : replicas[i]) links_->Send(rank, message);
   }
@@ -434,6 +458,7 @@ void Scheduler::StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& jo
   job->snapshot.clear_progress();
   job->snapshot.set_state(v1::JOB_STATE_ADMITTED);
   *job->snapshot.mutable_start_time() = ToProto(absl::Now());
+  metrics_->requests().Started(absl::Now() - job->spec.create_time);
   job->source->queue->Open(wave, [this, rank, wave, listener = job->listener] {
     Post([this, rank, wave, listener] {
       NoteProgress(rank, wave);

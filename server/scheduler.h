@@ -44,6 +44,7 @@
 #include "server/compatibility_key.h"
 #include "server/dispatch_domain.h"
 #include "server/job.h"
+#include "server/metrics.h"
 #include "server/rank.h"
 #include "server/running_wave.h"
 #include "server/wave_former.h"
@@ -62,6 +63,7 @@ struct SchedulerOptions {
   std::function<WaveForecast(const JobSpec&)> forecast;
   // Told, by the scheduler's thread, that a domain must be restarted.
   std::function<void(int domain, RankLoss loss)> on_overdue;
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // null: counted for nobody
 };
 
 class Scheduler {
@@ -125,8 +127,9 @@ class Scheduler {
   void HandleDomainLost(int domain, const RankLoss& loss);
   WaveSlot Slot(const Domain& domain) const;
   int FreeCapacity() const;
+  int64_t CountRunning() const;
   void Dispatch();
-  void StartWave(Domain& domain, const std::vector<std::string>& ids);
+  void StartWave(Domain& domain, const std::vector<std::string>& ids, WaveFormed formed);
   WaveForecast Forecast(const std::vector<std::shared_ptr<Job>>& jobs) const;
   void StartJob(int rank, uint64_t wave, const std::shared_ptr<Job>& job);
   // The wave that `rank` is to reply to; null, and counted, if `wave` is not it.
@@ -145,6 +148,7 @@ class Scheduler {
 
   const SchedulerOptions options_;
   RankLinks* const links_;
+  const std::shared_ptr<ServerMetrics> metrics_;
   std::atomic<int> submissions_in_inbox_ = 0;
   std::atomic<int64_t> late_replies_ = 0;
 

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -383,6 +385,63 @@ TEST(SchedulerTest, AWaveWithoutProgressCondemnsItsDomainOnceAndBlamesWhoStopped
   scheduler.OnDomainLost(0, {.rank = 0, .cause = "x"});
   scheduler.OnDomainReady(0);
   EXPECT_THAT(links.WaitSent(4), testing::Contains("0 assign 2 c"));
+}
+
+// The families of a registry, by "name" or "name{value of the only label}".
+std::map<std::string, double> Counts(const prometheus::Registry& registry) {
+  std::map<std::string, double> counts;
+  for (const prometheus::MetricFamily& family : registry.Collect()) {
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      const std::string label =
+          metric.label.empty() ? "" : absl::StrCat("{", metric.label[0].value, "}");
+      counts[family.name + label] = metric.counter.value + metric.gauge.value +
+                                    static_cast<double>(metric.histogram.sample_count);
+    }
+  }
+  return counts;
+}
+
+TEST(SchedulerTest, CountsQueueWavesDeferralsStepsAndLateRepliesInTheRegistryItIsGiven) {
+  const auto registry = std::make_shared<prometheus::Registry>();
+  FakeLinks links(2);
+  SchedulerOptions options = Joined(2);
+  options.max_waiting = 7;
+  options.metrics = std::make_shared<ServerMetrics>(2, registry);
+  Scheduler scheduler(options, &links);
+  TestJob a("a"), wide("wide", 32), b("b"), c("c");
+  for (const TestJob* job : {&a, &wide, &b, &c}) scheduler.Submit(job->job);
+  const auto until = [&](const std::string& series, double value) {
+    for (const absl::Time end = absl::Now() + kTimeout; absl::Now() < end;) {
+      if (Counts(*registry)[series] == value) return true;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ADD_FAILURE() << series << " is " << Counts(*registry)[series];
+    return false;
+  };
+  EXPECT_TRUE(until("dlo_requests_waiting", 4));
+  EXPECT_EQ(Counts(*registry)["dlo_requests_waiting_max"], 7);
+  EXPECT_EQ(Counts(*registry)["dlo_requests_running"], 0);
+  scheduler.OnDomainReady(0);
+  EXPECT_TRUE(until("dlo_requests_running", 2));
+  EXPECT_TRUE(until("dlo_requests_waiting", 2));
+  EXPECT_EQ(Counts(*registry)["dlo_wave_requests"], 1);
+  EXPECT_EQ(Counts(*registry)["dlo_wave_deferrals_total{width}"], 1);
+  EXPECT_EQ(Counts(*registry)["dlo_request_queue_duration_seconds"], 2);
+  v1::WaveProgress progress;
+  progress.set_wave_id(1);
+  progress.set_stage(v1::JOB_STATE_DENOISING);
+  progress.set_num_steps(2);
+  for (const int step : {0, 1, 2}) {
+    progress.set_step(step);
+    scheduler.OnProgress(0, progress);
+  }
+  EXPECT_TRUE(until("dlo_denoise_step_duration_seconds", 2));
+  scheduler.OnFinished(0, 33);
+  EXPECT_TRUE(until("dlo_late_replies_total", 1));
+  scheduler.OnFinished(0, 1);
+  EXPECT_TRUE(until("dlo_requests_running", 1));
+  scheduler.OnDomainLost(0, {.rank = 1, .cause = "x"});
+  EXPECT_TRUE(until("dlo_requests_running", 0));
 }
 
 // Two ranks that show no progress, the second since later. The first one's result waits for the

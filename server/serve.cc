@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -108,6 +109,7 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
   options.scheduler.max_wait = config.wave.max_wait;
   options.scheduler.wave_limits.stall_timeout = config.wave.stall_timeout;
   options.listen = config.listen;
+  options.metrics_listen = config.metrics_listen;
   options.scheduler.max_waiting = config.queue_max_waiting;
   options.store = {.folder = config.data_dir, .bytes_max = config.jobs_result_bytes_max};
   options.jobs = {.result_ttl = config.jobs_result_ttl,
@@ -124,6 +126,8 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
           absl::StrCat("--transfer=", WeightTransferName(transfer)),
           absl::StrCat("--slots=", config.offload.slots),
           absl::StrCat("--resident-layers=", config.offload.resident_layers),
+          absl::StrCat("--checkpoint-mmap=",
+                       CheckpointMmapName(config.host_weights.checkpoint_mmap)),
           absl::StrCat("--device-memory-limit=", config.offload.device_memory_limit_bytes),
           absl::StrCat("--host-memory-limit=", config.offload.host_memory_limit_bytes),
           // A peer computes at its own pace between two collectives, for as long as a wave may be
@@ -134,12 +138,25 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
       options.supervisor.worker_arguments.push_back(std::move(argument));
     }
   }
-  PlacementOptions placement{.num_ranks = topology.world_size(),
+  options.supervisor.visits = {.factor = static_cast<double>(config.wave.stuck_factor),
+                               .floor = config.wave.stuck_floor};
+  const int local_ranks = topology.world_size() - config.remote.ranks;
+  if (config.remote.ranks > 0) {
+    RemoteWorkers& remote = options.remote.emplace();
+    remote.listen = config.remote.listen;
+    ASSIGN_OR_RETURN(remote.tls, LoadLinkTls(config.remote.tls));
+    for (int rank = local_ranks; rank < topology.world_size(); ++rank) {
+      remote.ranks.push_back(rank);
+    }
+  }
+  PlacementOptions placement{.num_ranks = local_ranks,
                              .threads = config.worker_threads,
                              .threads_set = getenv("OMP_NUM_THREADS") != nullptr,
                              .cuda = config.device == "cuda"};
   if (const char* devices = getenv("CUDA_VISIBLE_DEVICES")) placement.visible_devices = devices;
   ASSIGN_OR_RETURN(options.supervisor.placement, PlaceRanks(placement, ReadHostCores()));
+  // Of the others their own hosts decide.
+  options.supervisor.placement.resize(topology.world_size());
   return options;
 }
 
@@ -151,8 +168,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   spdlog::info("dlo-serve {}: model {} from {}", BuildId(), card->name(), model.string());
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
-  options.forecaster.work = [card = shared_card, dtype = config.model.dtype](const JobSpec& spec) {
-    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt});
+  // How many kResidentLayersAuto are, only the workers know; then none are counted.
+  options.forecaster.work = [card = shared_card, dtype = config.model.dtype,
+                             resident =
+                                 std::max(0, config.offload.resident_layers)](const JobSpec& spec) {
+    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt, resident});
   };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =

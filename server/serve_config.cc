@@ -1,6 +1,7 @@
 #include "server/serve_config.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <system_error>
@@ -63,7 +64,8 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
       {.key = "metrics_listen",
        .flag = "--metrics-listen",
        .fallback = "",
-       .help = "address of the metrics; not available yet, empty: none"},
+       .help =
+           "Prometheus metrics at http://HOST:PORT/metrics (port 0: any free one); empty: none"},
       {.key = "data_dir",
        .type = ConfigType::kPath,
        .flag = "--data-dir",
@@ -125,6 +127,12 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "0",
        .help = "host memory that the streamed blocks of all ranks on this host may take; 0: no "
                "limit"},
+      {.key = "host_weights.checkpoint_mmap",
+       .flag = "--checkpoint-mmap",
+       .fallback = "auto",
+       .allowed = {"auto", "on", "off"},
+       .help = "whether blocks that are streamed whole stay in the checkpoint's pages, which "
+               "workers share; auto: if they are stored as they run; on: else fail"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -150,6 +158,19 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "10m",
        .help = "a worker that gets no further for so long (stages, steps, frames) is restarted; "
                "longer than any single step takes"},
+      {.key = "wave.stuck_factor",
+       .type = ConfigType::kInt,
+       .flag = "--wave-stuck-factor",
+       .fallback = "50",
+       .min = 0,
+       .max = 1000000,
+       .help = "with streamed blocks: a worker that stays in a visit for so many times the median "
+               "of its wave and stage is restarted; 0: never for that"},
+      {.key = "wave.stuck_floor",
+       .type = ConfigType::kDuration,
+       .flag = "--wave-stuck-floor",
+       .fallback = "1m",
+       .help = "the least time in a visit before that"},
       {.key = "jobs.result_ttl",
        .type = ConfigType::kDuration,
        .flag = "--result-ttl",
@@ -171,6 +192,33 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "0",
        .max = 4096,
        .help = "CPU threads that compute in a worker; 0: the cores divided by the workers"},
+      {.key = "worker.remote_ranks",
+       .type = ConfigType::kInt,
+       .flag = "--remote-ranks",
+       .fallback = "0",
+       .min = 0,
+       .max = Topology::kWorldSizeMax,
+       .help = "how many ranks, the last ones, have their workers on other hosts, where they are "
+               "started with dlo-worker --connect"},
+      {.key = "worker.listen",
+       .flag = "--worker-listen",
+       .fallback = "",
+       .help = "address at which workers of other hosts attach, HOST:PORT (port 0: any free one)"},
+      {.key = "worker.tls_ca",
+       .type = ConfigType::kPath,
+       .flag = "--worker-tls-ca",
+       .fallback = "",
+       .help = "PEM file: the CA of the certificates on both sides, which signs for nothing else"},
+      {.key = "worker.tls_cert",
+       .type = ConfigType::kPath,
+       .flag = "--worker-tls-cert",
+       .fallback = "",
+       .help = "PEM file: the server's certificate, for the host that workers connect to"},
+      {.key = "worker.tls_key",
+       .type = ConfigType::kPath,
+       .flag = "--worker-tls-key",
+       .fallback = "",
+       .help = "PEM file: its private key, without a passphrase"},
       {.key = "log.level",
        .flag = "--log-level",
        .fallback = "info",
@@ -179,9 +227,26 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
   };
 }
 
+// Empty if `address` is HOST:PORT, else what it must be, which `forms` says.
+std::string HostPortProblem(const std::string& address, const std::string& forms) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return forms;
+  const std::string host = address.substr(0, colon);
+  const bool bracketed =
+      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
+  // An IPv6 address without brackets leaves open where the port starts.
+  if (!bracketed && host.find_first_of(":[]/, ") != std::string::npos) return forms;
+  const std::string port = address.substr(colon + 1);
+  int number = 0;
+  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return absl::StrCat(forms, ", with a port from 0 to 65535");
+  }
+  return "";
+}
+
 // Empty if `address` is one that gRPC can listen on, else what it must be.
 std::string ListenProblem(const std::string& address) {
-  constexpr char kForms[] = "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH";
   if (absl::StartsWith(address, "unix:")) {
     const std::string path = address.substr(5);
     if (!absl::StartsWith(path, "/")) return "unix:/PATH with an absolute path";
@@ -190,20 +255,8 @@ std::string ListenProblem(const std::string& address) {
     }
     return "";
   }
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) return kForms;
-  const std::string host = address.substr(0, colon);
-  const bool bracketed =
-      absl::StartsWith(host, "[") && absl::EndsWith(host, "]") && host.size() > 2;
-  // An IPv6 address without brackets leaves open where the port starts.
-  if (!bracketed && host.find_first_of(":[]/ ") != std::string::npos) return kForms;
-  const std::string port = address.substr(colon + 1);
-  int number = 0;
-  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
-      !absl::SimpleAtoi(port, &number) || number > 65535) {
-    return absl::StrCat(kForms, ", with a port from 0 to 65535");
-  }
-  return "";
+  return HostPortProblem(address,
+                         "HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/PATH");
 }
 
 ParallelConfig ParallelOf(const Config& config) {
@@ -241,6 +294,47 @@ std::vector<std::string> FindCombinationProblems(const Config& config) {
   return problems;
 }
 
+constexpr const char* kRemoteKeys[] = {"worker.listen", "worker.tls_ca", "worker.tls_cert",
+                                       "worker.tls_key"};
+
+// Of the keys for workers on other hosts: all or none.
+void FindRemoteProblems(
+    const Config& config,
+    const std::function<void(const std::string&, const std::string&, const std::string&)>& add) {
+  const int64_t remote = config.Int("worker.remote_ranks");
+  const int64_t ranks = config.Int("parallel.dp") * config.Int("parallel.sp") *
+                        config.Int("parallel.tp") * config.Int("parallel.cfg");
+  if (remote > ranks) {
+    add("worker.remote_ranks", absl::StrCat(remote),
+        absl::StrCat("there are only ", ranks, " ranks; lower it, or raise parallel.dp"));
+  }
+  for (const std::string key : kRemoteKeys) {
+    const bool empty =
+        key == "worker.listen" ? config.String(key).empty() : config.Path(key).empty();
+    if (remote > 0 && empty) {
+      add(key, "empty",
+          absl::StrCat("worker.remote_ranks is ", remote,
+                       "; set it, as worker.listen and worker.tls_ca, _cert and _key belong "
+                       "together, or set worker.remote_ranks to 0"));
+    } else if (remote == 0 && !empty) {
+      add(key, key == "worker.listen" ? config.String(key) : config.Path(key).string(),
+          "worker.remote_ranks is 0, so no worker attaches from another host; set that, or leave "
+          "this empty");
+    }
+  }
+  if (remote > 0 && config.String("offload.transfer") == "allgather") {
+    add("worker.remote_ranks", absl::StrCat(remote),
+        "workers that share their weights (offload.transfer allgather) must be on this host in "
+        "this version; set offload.transfer to rank-local or none, or worker.remote_ranks to 0");
+  }
+  const std::string& listen = config.String("worker.listen");
+  const bool unix_socket = absl::StartsWith(listen, "unix:");
+  if (!listen.empty() && (unix_socket || !ListenProblem(listen).empty())) {
+    add("worker.listen", absl::StrCat("\"", listen, "\""),
+        "must be HOST:PORT such as 10.0.0.1:7070 or [::]:7070");
+  }
+}
+
 // What the schema cannot say about one key. Each problem names key, value, origin and way out.
 std::vector<std::string> FindProblems(const Config& config) {
   std::vector<std::string> problems;
@@ -253,7 +347,14 @@ std::vector<std::string> FindProblems(const Config& config) {
     add("listen", absl::StrCat("\"", listen, "\""), absl::StrCat("must be ", must_be));
   }
   if (const std::string& metrics = config.String("metrics_listen"); !metrics.empty()) {
-    add("metrics_listen", metrics, "metrics are not available yet; leave it empty");
+    const std::string must_be =
+        HostPortProblem(metrics, "HOST:PORT such as 127.0.0.1:9464 or [::1]:9464");
+    const std::string shown = absl::StrCat("\"", metrics, "\"");
+    if (!must_be.empty()) {
+      add("metrics_listen", shown, absl::StrCat("must be ", must_be, "; or empty for no metrics"));
+    } else if (metrics == listen && !absl::EndsWith(metrics, ":0")) {
+      add("metrics_listen", shown, "gRPC listens there (listen); choose another port");
+    }
   }
   for (std::string& problem : FindCombinationProblems(config)) {
     problems.push_back(std::move(problem));
@@ -261,6 +362,11 @@ std::vector<std::string> FindProblems(const Config& config) {
   if (config.Duration("wave.stall_timeout") <= absl::ZeroDuration()) {
     add("wave.stall_timeout", "0", "every wave would be overdue at once; set it to 10m");
   }
+  if (config.Duration("wave.stuck_floor") < absl::Seconds(5)) {
+    add("wave.stuck_floor", absl::FormatDuration(config.Duration("wave.stuck_floor")),
+        "heartbeats come each second, so less than 5s says nothing; set it to 1m");
+  }
+  FindRemoteProblems(config, add);
   const std::string data_dir = config.Path("data_dir").string();
   if (config.IsDefault("data_dir") && absl::StrContains(data_dir, "/~/")) {
     add("data_dir", data_dir, "HOME is not set; set --data-dir or data_dir to a folder");
@@ -273,6 +379,16 @@ std::vector<std::string> FindProblems(const Config& config) {
       config.Bytes("offload.device_memory_limit") == 0) {
     add("offload.resident_layers", "auto",
         "there is no offload.device_memory_limit to fill; set it, or a number of layers");
+  }
+  if (config.String("host_weights.checkpoint_mmap") == "on") {
+    if (transfer == "none") {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer none nothing is streamed; set it to auto");
+    } else if (transfer == "allgather" && config.Int("parallel.dp") > 1) {
+      add("host_weights.checkpoint_mmap", "on",
+          "with offload.transfer allgather each worker holds its shards in memory of its own; set "
+          "it to auto");
+    }
   }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
@@ -301,16 +417,26 @@ ServeConfig ToServeConfig(const Config& config) {
                    .slots = integer("offload.slots"),
                    .device_memory_limit_bytes = config.Bytes("offload.device_memory_limit"),
                    .host_memory_limit_bytes = config.Bytes("offload.host_memory_limit")};
+  // One of the allowed values.
+  serve.host_weights.checkpoint_mmap =
+      *ParseCheckpointMmap(config.String("host_weights.checkpoint_mmap"));
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule
                                      : WaveCompatibility::kStrict,
-                .stall_timeout = config.Duration("wave.stall_timeout")};
+                .stall_timeout = config.Duration("wave.stall_timeout"),
+                .stuck_factor = integer("wave.stuck_factor"),
+                .stuck_floor = config.Duration("wave.stuck_floor")};
   serve.queue_max_waiting = integer("queue.max_waiting");
   serve.jobs_result_ttl = config.Duration("jobs.result_ttl");
   serve.jobs_result_bytes_max = config.Bytes("jobs.result_bytes_max");
   serve.shutdown_grace = config.Duration("shutdown.grace");
   serve.worker_threads = integer("worker.threads");
+  serve.remote = {
+      .ranks = integer("worker.remote_ranks"),
+      .listen = config.String("worker.listen"),
+      .tls = {config.Path("worker.tls_ca").string(), config.Path("worker.tls_cert").string(),
+              config.Path("worker.tls_key").string()}};
   serve.log_level = config.String("log.level");
   return serve;
 }
@@ -474,10 +600,17 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
 
 absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   for (const std::string& notice : config.notices) out << "note: " << notice << "\n";
+  if (config.remote.ranks > 0) RETURN_IF_ERROR(LoadLinkTls(config.remote.tls).status());
   out << "configuration: ok\n";
   ASSIGN_OR_RETURN(const std::filesystem::path root, ResolveModelPath(config.model.path));
   out << "model: " << root.string() << "\n";
-  ASSIGN_OR_RETURN(const std::vector<std::string> lines, CheckModelFiles(root, config.model.dtype));
+  ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
+  std::optional<HostWeightSettings> streaming;
+  if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
+    streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> lines,
+                   CheckModelFiles(root, config.model.dtype, streaming));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

@@ -29,6 +29,8 @@
 #include "absl/time/time.h"
 #include "base/dtype.h"
 #include "base/topology.h"
+#include "loader/host_weight_plan.h"
+#include "proto/link_channel.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {
@@ -53,19 +55,26 @@ struct ServeConfig {
     int64_t host_memory_limit_bytes = 0;    // of the streamed blocks on a host; 0: none
   };
 
+  struct HostWeights {
+    CheckpointMmap checkpoint_mmap = CheckpointMmap::kAuto;
+  };
+
   Model model;
   std::string device = "cpu";              // "cpu" or "cuda"
   std::string listen = "127.0.0.1:50051";  // gRPC: HOST:PORT (port 0: any free one) or unix:/PATH
-  std::string metrics_listen;              // HOST:PORT; empty: no metrics are served
+  std::string metrics_listen;              // HOST:PORT (port 0: any free one); empty: none served
   std::filesystem::path data_dir;          // absolute; jobs and their results; see job_store.h
   Parallel parallel;
   Offload offload;
+  HostWeights host_weights;
   // Requests that run together where replicas share their weights; without that a wave is a
   // request.
   struct Wave {
     absl::Duration max_wait = absl::Milliseconds(500);  // of the first one for others
     WaveCompatibility compatibility = WaveCompatibility::kStrict;
     absl::Duration stall_timeout = absl::Minutes(10);  // without progress, until its restart
+    int stuck_factor = 50;                             // see visit_watch.h
+    absl::Duration stuck_floor = absl::Minutes(1);
   };
   Wave wave;
   int queue_max_waiting = 64;  // jobs that wait; beyond it a client gets RESOURCE_EXHAUSTED
@@ -73,6 +82,13 @@ struct ServeConfig {
   int64_t jobs_result_bytes_max = int64_t{10} << 30;  // of all results and records together
   absl::Duration shutdown_grace = absl::Minutes(5);   // for running requests after SIGTERM
   int worker_threads = 0;  // torch threads of a worker; 0: the cores divided by the workers
+  // The last ranks, so many, have their workers on other hosts.
+  struct Remote {
+    int ranks = 0;
+    std::string listen;  // HOST:PORT
+    LinkTlsFiles tls;
+  };
+  Remote remote;
   std::string log_level = "info";
   std::vector<std::string> notices;  // of flags that do nothing, for people
 };

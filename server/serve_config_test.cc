@@ -65,6 +65,7 @@ TEST(ServeConfigTest, WithoutArgumentsTheDemoModelIsServed) {
   EXPECT_EQ(command->config.model.dtype, DType::kF32);
   EXPECT_EQ(command->config.device, "cpu");
   EXPECT_EQ(command->config.listen, "127.0.0.1:50051");
+  EXPECT_EQ(command->config.metrics_listen, "");
   EXPECT_EQ(command->config.queue_max_waiting, 64);
   EXPECT_EQ(command->config.shutdown_grace, absl::Minutes(5));
   EXPECT_EQ(command->config.parallel.dp, 1);
@@ -159,7 +160,7 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "--listen",
                                                       "unix:/run/x.sock",
                                                       "--metrics-listen",
-                                                      "",
+                                                      "0.0.0.0:9464",
                                                       "--data-dir",
                                                       "/d",
                                                       "--dp",
@@ -180,6 +181,8 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "0",
                                                       "--host-memory-limit",
                                                       "0",
+                                                      "--checkpoint-mmap",
+                                                      "off",
                                                       "--max-waiting",
                                                       "7",
                                                       "--result-ttl",
@@ -194,7 +197,16 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "schedule",
                                                       "--wave-stall-timeout",
                                                       "1h",
+                                                      "--wave-stuck-factor",
+                                                      "0",
+                                                      "--wave-stuck-floor",
+                                                      "90s",
                                                       "--threads=3",
+                                                      "--remote-ranks=2",
+                                                      "--worker-listen=10.0.0.1:7070",
+                                                      "--worker-tls-ca=/tls/ca.pem",
+                                                      "--worker-tls-cert=/tls/cert.pem",
+                                                      "--worker-tls-key=/tls/key.pem",
                                                       "--log-level",
                                                       "debug"});
   ASSERT_TRUE(command.ok()) << command.status();
@@ -203,8 +215,10 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.model.dtype, DType::kBF16);
   EXPECT_EQ(command->config.device, "cuda");
   EXPECT_EQ(command->config.listen, "unix:/run/x.sock");
+  EXPECT_EQ(command->config.metrics_listen, "0.0.0.0:9464");
   EXPECT_EQ(command->config.data_dir, "/d");
   EXPECT_EQ(command->config.parallel.dp, 4);
+  EXPECT_EQ(command->config.host_weights.checkpoint_mmap, CheckpointMmap::kOff);
   EXPECT_EQ(command->config.queue_max_waiting, 7);
   EXPECT_EQ(command->config.jobs_result_ttl, absl::Hours(2));
   EXPECT_EQ(command->config.jobs_result_bytes_max, int64_t{3} << 30);
@@ -212,7 +226,14 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.wave.max_wait, absl::Milliseconds(250));
   EXPECT_EQ(command->config.wave.compatibility, WaveCompatibility::kSchedule);
   EXPECT_EQ(command->config.wave.stall_timeout, absl::Hours(1));
+  EXPECT_EQ(command->config.wave.stuck_factor, 0);
+  EXPECT_EQ(command->config.wave.stuck_floor, absl::Seconds(90));
   EXPECT_EQ(command->config.worker_threads, 3);
+  EXPECT_EQ(command->config.remote.ranks, 2);
+  EXPECT_EQ(command->config.remote.listen, "10.0.0.1:7070");
+  EXPECT_EQ(command->config.remote.tls.ca, "/tls/ca.pem");
+  EXPECT_EQ(command->config.remote.tls.cert, "/tls/cert.pem");
+  EXPECT_EQ(command->config.remote.tls.key, "/tls/key.pem");
   EXPECT_EQ(command->config.log_level, "debug");
 }
 
@@ -291,7 +312,18 @@ INSTANTIATE_TEST_SUITE_P(
                        "--resident-layers 3 with --transfer allgather"},
         WrongArguments{{"--slots", "3"}, "there are no slots"},
         WrongArguments{{"--slots", "1"}, "from 2 to 64"},
-        WrongArguments{{"--metrics-listen", "127.0.0.1:9"}, "metrics are not available yet"},
+        WrongArguments{{"--checkpoint-mmap", "yes"}, "must be one of auto, on, off"},
+        WrongArguments{{"--checkpoint-mmap", "on"}, "nothing is streamed; set it to auto"},
+        WrongArguments{{"--checkpoint-mmap", "on", "--transfer", "allgather", "--dp", "2"},
+                       "shards in memory of its own; set it to auto"},
+        WrongArguments{{"--metrics-listen", "9464"},
+                       "metrics_listen is \"9464\" (flag --metrics-listen), but must be HOST:PORT "
+                       "such as 127.0.0.1:9464 or [::1]:9464; or empty for no metrics"},
+        WrongArguments{{"--metrics-listen", "unix:/run/x"}, "metrics_listen is \"unix:/run/x\""},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:1,127.0.0.1:2"}, "must be HOST:PORT"},
+        WrongArguments{{"--metrics-listen", "localhost:99999"}, "a port from 0 to 65535"},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:8s"}, "a port from 0 to 65535"},
+        WrongArguments{{"--metrics-listen", "127.0.0.1:50051"}, "gRPC listens there (listen)"},
         WrongArguments{{"--dtype", "float16"}, "must be one of auto, float32, bfloat16"},
         WrongArguments{{"--device", "tpu"}, "must be one of cpu, cuda"},
         WrongArguments{{"--model", ""}, "--model is \"\", but must be a path"},
@@ -305,6 +337,19 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--listen", "unix:run/x"}, "absolute path"},
         WrongArguments{{"--listen", "unix:/" + std::string(200, 'x')}, "at most 107 bytes"},
         WrongArguments{{"--wave-stall-timeout", "0s"}, "wave.stall_timeout is 0"},
+        WrongArguments{{"--wave-stuck-floor", "1s"}, "wave.stuck_floor is 1s"},
+        WrongArguments{{"--remote-ranks", "1"}, "worker.listen is empty"},
+        WrongArguments{{"--remote-ranks", "1", "--worker-listen", "h:1"},
+                       "worker.tls_ca is empty (default), but worker.remote_ranks is 1"},
+        WrongArguments{{"--remote-ranks", "2"}, "there are only 1 ranks; lower it, or raise"},
+        WrongArguments{{"--worker-listen", "h:1"},
+                       "worker.remote_ranks is 0, so no worker attaches from another host"},
+        WrongArguments{{"--worker-tls-key", "/k"}, "worker.tls_key is /k"},
+        WrongArguments{
+            {"--remote-ranks", "1", "--worker-listen", "unix:/x"},
+            "worker.listen is \"unix:/x\" (flag --worker-listen), but must be HOST:PORT"},
+        WrongArguments{{"--dp", "2", "--remote-ranks", "1", "--transfer", "allgather"},
+                       "workers that share their weights"},
         WrongArguments{{"--wave-compatibility", "loose"}, "must be one of strict, schedule"},
         WrongArguments{{"--shutdown-grace", "5"}, "\"5\" is not a duration"},
         WrongArguments{{"--lisen", "x"}, "unknown argument \"--lisen\"; did you mean --listen?"},
@@ -373,6 +418,9 @@ TEST(ServeConfigTest, GoodAddressesAreTaken) {
        {"127.0.0.1:0", "localhost:65535", "[::]:50051", "0.0.0.0:1", "unix:/x"}) {
     EXPECT_EQ(Parse({"--listen", address})->config.listen, address);
   }
+  for (const char* address : {"127.0.0.1:0", "localhost:9464", "[::1]:9464"}) {
+    EXPECT_EQ(Parse({"--metrics-listen", address})->config.metrics_listen, address);
+  }
 }
 
 // A copy of the demo model whose files a test can change.
@@ -388,10 +436,9 @@ class CheckTest : public ::testing::Test {
   std::filesystem::path root() const { return folder_.path() / "model"; }
 
   absl::Status Check() {
-    ServeConfig config;
-    config.model.path = root();
+    config_.model.path = root();
     out_.str("");
-    return CheckServeConfig(config, out_);
+    return CheckServeConfig(config_, out_);
   }
   void Patch(const std::string& file, const std::string& key, const nlohmann::json& value) {
     nlohmann::json content = nlohmann::json::parse(std::ifstream(root() / file));
@@ -400,6 +447,7 @@ class CheckTest : public ::testing::Test {
   }
 
   Folder folder_;
+  ServeConfig config_;
   std::ostringstream out_;
 };
 
@@ -409,6 +457,27 @@ TEST_F(CheckTest, TheDemoModelIsInOrder) {
        {"tokenizer: 254 ids", "text_encoder: ", "transformer: 231 tensors in 1 file", "vae: "}) {
     EXPECT_THAT(out_.str(), HasSubstr(line));
   }
+}
+
+// Its text encoder is stored in float32, its transformer in bfloat16.
+TEST_F(CheckTest, WhereTheHostsWeightsComeFromIsShownWithTheReason) {
+  config_.offload.transfer = WeightTransfer::kRankLocal;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("host weights of text_encoder: blocks in the pages of 1 file"),
+                    HasSubstr("host weights of transformer: blocks in private memory (dtype): "
+                              "tensors have another dtype, ")));
+  config_.model.dtype = DType::kBF16;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("host weights of text_encoder: blocks in private"),
+                                HasSubstr("host weights of transformer: blocks in the pages")));
+  config_.host_weights.checkpoint_mmap = CheckpointMmap::kOn;
+  EXPECT_THAT(Check().message(), AllOf(HasSubstr("host_weights.checkpoint_mmap is on"),
+                                       HasSubstr("text_encoder: tensors have another dtype")));
+  config_.offload.transfer = WeightTransfer::kNone;
+  config_.host_weights.checkpoint_mmap = CheckpointMmap::kAuto;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(), Not(HasSubstr("host weights")));
 }
 
 TEST_F(CheckTest, AConfigurationThatDoesNotFitTheWeightsIsFound) {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -45,22 +46,30 @@ absl::StatusOr<std::pair<int, int>> ListenOnLoopback() {
   return std::make_pair(fd, int{ntohs(address.sin_port)});
 }
 
+// A value of dlo_worker_restarts_total's label (metrics.cc lists them).
+std::string RestartReason(const RankLoss& loss) {
+  if (!loss.kind.empty()) return loss.kind;
+  if (loss.reason != kRankLost) return absl::AsciiStrToLower(loss.reason);
+  if (loss.signal) return "killed";
+  return loss.exit_code ? "exited" : "";
+}
+
 }  // namespace
 
 Supervisor::Supervisor(SupervisorOptions options, WorkerLinkService* links,
                        std::function<void(int fd)> connect, SupervisorEvents events)
     : options_(std::move(options)),
+      reports_(options_.report_folder, options_.reports_max),
       links_(links),
       connect_(std::move(connect)),
       events_(std::move(events)),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      ranks_(CountRanks(options_.domains)),
-      domains_(options_.domains.size()) {
-  for (size_t d = 0; d < domains_.size(); ++d) {
-    domains_[d].ranks = options_.domains[d].ranks();
-    domains_[d].start_at = absl::Now();
+      ranks_(CountRanks(options_.domains)) {
+  for (size_t d = 0; d < options_.domains.size(); ++d) {
+    domains_.emplace_back(options_.domains[d].ranks(), options_.visits).start_at = absl::Now();
     for (int rank : domains_[d].ranks) ranks_[rank].domain = static_cast<int>(d);
   }
+  for (int rank : options_.remote_ranks) ranks_[rank].remote = true;
 }
 
 void Supervisor::Start() {
@@ -73,9 +82,17 @@ Supervisor::~Supervisor() {
   close(wake_fd_);
 }
 
-void Supervisor::OnAttached(int rank) {
-  Post([this, rank] {
+void Supervisor::OnAttached(int rank, uint64_t incarnation) {
+  Post([this, rank, incarnation] {
     Rank& r = ranks_[rank];
+    if (r.remote) {
+      r.incarnation = incarnation;
+      r.phase = RankPhase::kAttached;
+      r.since = absl::Now();
+      r.start_failure = absl::OkStatus();
+      r.broken_group.reset();
+      return BeginIfAttached(r.domain);
+    }
     if (r.phase != RankPhase::kStarting) return;
     r.phase = RankPhase::kLoading;
     r.since = absl::Now();
@@ -113,7 +130,33 @@ void Supervisor::OnStartFailed(int rank, absl::Status why) {
 void Supervisor::OnDetached(int rank, uint64_t incarnation) {
   Post([this, rank, incarnation] {
     Rank& r = ranks_[rank];
-    if (r.incarnation == incarnation) r.detached_at = absl::Now();
+    if (r.incarnation != incarnation) return;
+    if (!r.remote) {
+      r.detached_at = absl::Now();
+      return;
+    }
+    // Nothing of a remote worker will be known that is not known now.
+    const bool in_domain = std::exchange(r.phase, RankPhase::kStarting) > RankPhase::kAttached;
+    if (!in_domain) spdlog::warn("rank {}: the worker left before its domain began", rank);
+    if (!in_domain || kill_at_) return;
+    if (r.broken_group) {
+      Domain& domain = domains_[r.domain];
+      domain.blame_at = std::min(domain.blame_at, absl::Now() + kBlameGrace);
+      return;
+    }
+    HandleLoss(rank, {.rank = rank, .cause = "lost its link, from another host"});
+  });
+}
+
+void Supervisor::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
+  if (options_.visits.factor <= 0) return;
+  Post([this, rank, heartbeat = std::move(heartbeat)] {
+    domains_[ranks_[rank].domain].visits.Note(rank,
+                                              {.wave = heartbeat.wave_id(),
+                                               .stage = heartbeat.stage(),
+                                               .step = heartbeat.step(),
+                                               .visit = static_cast<int64_t>(heartbeat.visit())},
+                                              absl::Now());
   });
 }
 
@@ -139,8 +182,11 @@ void Supervisor::Stop(absl::Duration grace) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       links_->Send(static_cast<int>(rank), drain);
       // One that is still loading has nothing to finish, and would not hear of it.
-      if (ranks_[rank].process && ranks_[rank].phase != RankPhase::kReady) {
-        ranks_[rank].process->Signal(SIGKILL);
+      Rank& r = ranks_[rank];
+      if (r.process && r.phase != RankPhase::kReady) r.process->Signal(SIGKILL);
+      if (r.remote && r.phase == RankPhase::kLoading) {
+        links_->EndRemote(static_cast<int>(rank), r.incarnation);
+        r.phase = RankPhase::kStarting;
       }
     }
     for (Domain& domain : domains_) domain.kill_at = std::min(domain.kill_at, *kill_at_);
@@ -175,7 +221,8 @@ void Supervisor::Loop() {
     for (const std::function<void()>& task : tasks) task();
 
     for (size_t d = 0; d < domains_.size(); ++d) Step(static_cast<int>(d));
-    if (kill_at_ && !AnyProcess()) return;
+    PublishStates();
+    if (kill_at_ && !AnyProcess() && (!AnyAttachedRemote() || absl::Now() >= *kill_at_)) return;
   }
 }
 
@@ -183,24 +230,32 @@ void Supervisor::Step(int d) {
   Domain& domain = domains_[d];
   Reap(d);
   const absl::Time now = absl::Now();
-  if (AnyProcess(domain)) {
-    const bool kill = (kill_at_ && now >= *kill_at_) ||
-                      (domain.phase == DomainPhase::kEnding && now >= domain.kill_at);
+  if ((kill_at_ && now >= *kill_at_) ||
+      (domain.phase == DomainPhase::kEnding && now >= domain.kill_at)) {
     for (int rank : domain.ranks) {
-      if (!ranks_[rank].process) continue;
-      if (kill) {
-        ranks_[rank].process->Signal(SIGKILL);
-      } else if (domain.phase == DomainPhase::kUp && !kill_at_) {
-        CheckHealth(rank);
-      }
+      if (ranks_[rank].process) ranks_[rank].process->Signal(SIGKILL);
     }
-    return;
+  } else if (domain.phase == DomainPhase::kUp && domain.begun && !kill_at_) {
+    CheckDomain(d);
   }
+  if (AnyProcess(domain)) return;
   if (domain.phase == DomainPhase::kEnding) domain.phase = DomainPhase::kWaiting;
   if (domain.phase == DomainPhase::kWaiting && !kill_at_ && !domain.gave_up &&
       now >= domain.start_at) {
     StartDomain(d);
   }
+}
+
+void Supervisor::CheckDomain(int d) {
+  Domain& domain = domains_[d];
+  for (int rank : domain.ranks) {
+    const bool there = ranks_[rank].remote || ranks_[rank].process;
+    if (domain.phase == DomainPhase::kUp && there) CheckHealth(rank);
+  }
+  if (domain.phase != DomainPhase::kUp || !domain.ready_since) return;
+  const std::optional<StuckVisit> stuck = domain.visits.Find(absl::Now());
+  if (!stuck) return;
+  HandleLoss(stuck->rank, {.rank = stuck->rank, .cause = stuck->cause, .reason = kStuckVisit});
 }
 
 void Supervisor::Reap(int d) {
@@ -220,7 +275,8 @@ void Supervisor::Reap(int d) {
     loss = RankLoss{.rank = rank,
                     .cause = exit->ToString(),
                     .signal = exit->signal,
-                    .exit_code = exit->exit_code};
+                    .exit_code = exit->exit_code,
+                    .certain = exit->signal.has_value()};
   }
   if (domain.phase != DomainPhase::kUp || kill_at_) return;
   if (loss) {
@@ -250,6 +306,39 @@ bool Supervisor::AnyProcess() const {
                      [this](const Domain& domain) { return AnyProcess(domain); });
 }
 
+RankState Supervisor::StateOf(const Rank& rank) const {
+  const Domain& domain = domains_[rank.domain];
+  switch (domain.phase) {
+    case DomainPhase::kWaiting:
+      return domain.gave_up ? RankState::kGivenUp : RankState::kDown;
+    case DomainPhase::kEnding:
+      return rank.process ? RankState::kEnding : RankState::kDown;
+    case DomainPhase::kUp:
+      break;
+  }
+  switch (rank.phase) {
+    case RankPhase::kStarting:
+      return RankState::kStarting;
+    case RankPhase::kLoading:
+      return RankState::kLoading;
+    case RankPhase::kReady:
+      return RankState::kReady;
+  }
+  return RankState::kDown;
+}
+
+void Supervisor::PublishStates() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    options_.metrics->rank(static_cast<int>(rank)).SetState(StateOf(ranks_[rank]));
+  }
+}
+
+bool Supervisor::AnyAttachedRemote() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.remote && rank.phase != RankPhase::kStarting;
+  });
+}
+
 int Supervisor::PollTimeoutMs() const {
   absl::Time next = absl::InfiniteFuture();
   const absl::Time now = absl::Now();
@@ -277,11 +366,33 @@ int Supervisor::PollTimeoutMs() const {
   return static_cast<int>(std::max<int64_t>(0, absl::ToInt64Milliseconds(next - now) + 1));
 }
 
+std::string Supervisor::Rendezvous::flag() const {
+  return absl::StrCat("--rendezvous=127.0.0.1:", port);
+}
+
 void Supervisor::StartDomain(int d) {
   Domain& domain = domains_[d];
   domain.phase = DomainPhase::kUp;
+  domain.begun = false;
   domain.ready_since.reset();
   domain.blame_at = absl::InfiniteFuture();
+  domain.visits = VisitWatch(options_.visits, domain.ranks);
+  BeginIfAttached(d);
+  if (domain.begun || domain.phase != DomainPhase::kUp) return;
+  for (int rank : domain.ranks) {
+    if (ranks_[rank].remote && ranks_[rank].phase == RankPhase::kStarting) {
+      spdlog::info("rank {}: waiting for its worker to attach from another host", rank);
+    }
+  }
+}
+
+void Supervisor::BeginIfAttached(int d) {
+  Domain& domain = domains_[d];
+  if (domain.phase != DomainPhase::kUp || domain.begun || kill_at_) return;
+  for (int rank : domain.ranks) {
+    if (ranks_[rank].remote && ranks_[rank].phase == RankPhase::kStarting) return;
+  }
+  domain.begun = true;
   Rendezvous rendezvous = {.server_rank = domain.ranks.front()};
   if (options_.domains[d].collective()) {
     const absl::StatusOr<std::pair<int, int>> listening = ListenOnLoopback();
@@ -295,6 +406,16 @@ void Supervisor::StartDomain(int d) {
     if (rendezvous.fd >= 0) close(rendezvous.fd);
   };
   for (int rank : domain.ranks) {
+    Rank& r = ranks_[rank];
+    if (!r.remote) continue;
+    r.phase = RankPhase::kLoading;
+    r.since = absl::Now();
+    std::vector<std::string> arguments = options_.worker_arguments;
+    if (rendezvous.fd >= 0) arguments.push_back(rendezvous.flag());
+    links_->Welcome(rank, arguments);
+  }
+  for (int rank : domain.ranks) {
+    if (ranks_[rank].remote) continue;
     const absl::Status status = StartWorker(rank, rendezvous);
     if (status.ok()) continue;
     ranks_[rank].start_failure = status;
@@ -327,7 +448,15 @@ absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
     command.rendezvous_fd = rendezvous.fd;
     command.arguments.push_back(absl::StrCat("--rendezvous-fd=", kWorkerRendezvousFd));
   } else if (rendezvous.fd >= 0) {
-    command.arguments.push_back(absl::StrCat("--rendezvous=127.0.0.1:", rendezvous.port));
+    command.arguments.push_back(rendezvous.flag());
+  }
+  r.recorder.reset();
+  if (absl::StatusOr<FlightMemory> memory = FlightMemory::Create(); memory.ok()) {
+    r.recorder.emplace(*std::move(memory));
+    command.recorder_fd = r.recorder->fd();
+    command.arguments.push_back(absl::StrCat("--recorder-fd=", kWorkerRecorderFd));
+  } else {
+    spdlog::warn("rank {}: no flight recorder: {}", rank, std::string(memory.status().message()));
   }
   if (!options_.placement.empty()) {
     const RankPlacement& place = options_.placement[rank];
@@ -342,6 +471,7 @@ absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
     return process.status();
   }
   r.process.emplace(*std::move(process));
+  options_.metrics->rank(rank).CountStart();
   connect_(ends[0]);
   spdlog::info("rank {}: started worker {} (start {})", rank, r.process->pid(), r.incarnation);
   return absl::OkStatus();
@@ -354,54 +484,98 @@ void Supervisor::CheckHealth(int rank) {
   if (r.detached_at) {
     // A process that ends closes its link first, and its own exit status tells more than our kill.
     if (now - *r.detached_at >= kExitGrace) {
-      HandleLoss(rank, {.rank = rank, .cause = "broke its link"});
+      HandleLoss(rank, {.rank = rank, .cause = "broke its link", .kind = "link_broken"});
     }
     return;
   }
   if (r.phase == RankPhase::kStarting) {
-    if (now - r.since >= options_.attach_timeout) {
+    // A remote one has gone because its collective failed, and the domain is about to end.
+    if (!r.remote && now - r.since >= options_.attach_timeout) {
       HandleLoss(rank, {.rank = rank,
                         .cause = absl::StrCat("did not attach within ",
-                                              absl::FormatDuration(options_.attach_timeout))});
+                                              absl::FormatDuration(options_.attach_timeout)),
+                        .kind = "not_attached"});
     }
     return;
   }
   const absl::Time heard = std::max(links_->LastHeard(rank), r.since);
   if (now - heard >= options_.heartbeat_timeout) {
-    r.process->Signal(SIGKILL);
+    if (r.process) r.process->Signal(SIGKILL);
     HandleLoss(rank, {.rank = rank,
                       .cause = absl::StrCat("was not heard of for ",
-                                            absl::FormatDuration(options_.heartbeat_timeout))});
+                                            absl::FormatDuration(options_.heartbeat_timeout)),
+                      .kind = "silent",
+                      .certain = true});
     return;
   }
   if (domain.ready_since && now - *domain.ready_since >= options_.stable_after) domain.losses = 0;
 }
 
 void Supervisor::HandleLoss(int rank, RankLoss loss) {
-  Domain& domain = domains_[ranks_[rank].domain];
+  const int d = ranks_[rank].domain;
+  Domain& domain = domains_[d];
   if (domain.phase != DomainPhase::kUp) return;
   const absl::Status& start_failure = ranks_[rank].start_failure;
-  if (!start_failure.ok()) loss.cause = std::string(start_failure.message());
+  if (!start_failure.ok()) {
+    loss.cause = std::string(start_failure.message());
+    loss.kind = "start_failed";
+    loss.certain = true;
+  }
+  options_.metrics->workers().Lost(RestartReason(loss));
   ++domain.losses;
-  domain.failed_starts = domain.ready_since ? 0 : domain.failed_starts + 1;
+  if (domain.ready_since) {
+    domain.failed_starts = 0;
+  } else if (!ranks_[rank].remote) {
+    ++domain.failed_starts;
+  }
   domain.phase = DomainPhase::kEnding;
   domain.ready_since.reset();
   domain.start_at =
       absl::Now() +
       std::min(options_.backoff_max, options_.backoff_initial * std::pow(2.0, domain.losses - 1));
   spdlog::error("rank {}: the worker {}", rank, loss.cause);
+  loss = Explain(std::move(loss), d);
   EndProcesses(domain);
   if (!AnyProcess(domain)) domain.phase = DomainPhase::kWaiting;
-  events_.on_lost(ranks_[rank].domain, loss);
-  if (domain.failed_starts >= options_.start_attempts_max || IsPermanent(rank)) {
-    GiveUp(ranks_[rank].domain, loss);
+  events_.on_lost(d, loss);
+  if (domain.failed_starts >= options_.start_attempts_max || IsPermanent(rank)) GiveUp(d, loss);
+}
+
+RankLoss Supervisor::Explain(RankLoss loss, int d) const {
+  std::vector<RankTrace> traces;
+  for (int rank : domains_[d].ranks) {
+    RankTrace& trace = traces.emplace_back(RankTrace{.rank = rank});
+    if (ranks_[rank].recorder) trace.log = ranks_[rank].recorder->Read();
   }
+  if (std::all_of(traces.begin(), traces.end(),
+                  [](const RankTrace& trace) { return trace.log.records.empty(); })) {
+    return loss;
+  }
+  loss = Judge(std::move(loss), traces);
+  spdlog::error("verdict: {}", loss.verdict);
+  if (options_.report_folder.empty()) return loss;
+  const absl::Time now = absl::Now();
+  const absl::StatusOr<std::string> report = reports_.Write(d, LossReport(loss, traces, now), now);
+  if (report.ok()) {
+    spdlog::error("report: {}", *report);
+    loss.report = *report;
+  } else {
+    spdlog::warn("no report: {}", std::string(report.status().message()));
+  }
+  return loss;
 }
 
 void Supervisor::EndProcesses(Domain& domain) {
   domain.kill_at = absl::Now() + options_.kill_grace;
   for (int rank : domain.ranks) {
     Rank& r = ranks_[rank];
+    if (r.remote) {
+      // One that is still to attach, or to begin, belongs to the next start.
+      if (r.phase <= RankPhase::kAttached) continue;
+      links_->EndRemote(rank, r.incarnation);
+      r.phase = RankPhase::kStarting;
+      continue;
+    }
     // From here on nothing that the old link still holds is heard.
     links_->Expect(rank, r.incarnation + 1);
     if (!r.process) continue;
@@ -411,7 +585,8 @@ void Supervisor::EndProcesses(Domain& domain) {
 }
 
 bool Supervisor::IsPermanent(int rank) const {
-  if (domains_[ranks_[rank].domain].ever_ready) return false;
+  // What is wrong on another host may be put right while we wait.
+  if (domains_[ranks_[rank].domain].ever_ready || ranks_[rank].remote) return false;
   switch (ranks_[rank].start_failure.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

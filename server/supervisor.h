@@ -7,14 +7,21 @@
 //
 // The unit that fails together is the dispatch domain: its ranks talk to each other in ways that
 // nothing repairs, so the loss of one is the loss of all. A rank is lost when its process ends, its
-// link breaks, it is not heard of for `heartbeat_timeout`, or somebody condemns its domain. Then
-// the domain's other processes get SIGTERM and, those that are left after `kill_grace`, SIGKILL;
-// a silent rank gets SIGKILL at once. A rank that exits because its collective failed is given a
-// moment, in which the peer that caused it may be seen to be gone: that one is blamed.
+// link breaks, it is not heard of for `heartbeat_timeout`, it is stuck in a visit (visit_watch.h),
+// or somebody condemns its domain. Then the domain's other processes get SIGTERM and, those that
+// are left after `kill_grace`, SIGKILL; a silent rank gets SIGKILL at once. A rank that exits
+// because its collective failed is given a moment, in which the peer that caused it may be seen to
+// be gone: that one is blamed. What the flight recorders of the domain's ranks say of the loss goes
+// into a report (loss_report.h).
 //
 // The ranks of a domain that gathers weights meet through a store: each start binds a new listening
 // socket for it, which the domain's first rank inherits (--rendezvous-fd) and the others are told
 // of (--rendezvous).
+//
+// The workers of remote ranks are on other hosts, where somebody else starts them and starts them
+// again. They attach when they like; a domain begins, and its local workers are started, when all
+// of its remote ranks are attached, however long that takes. A remote rank is lost at once when its
+// link ends; the links of those that are left are ended with the domain, upon which they exit.
 //
 // A lost domain is started again, once none of its processes is left, after a back-off that doubles
 // with every loss and starts afresh once it has been ready for `stable_after`. After
@@ -38,9 +45,13 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/flight_recorder.h"
 #include "server/dispatch_domain.h"
+#include "server/loss_report.h"
+#include "server/metrics.h"
 #include "server/rank.h"
 #include "server/rank_placement.h"
+#include "server/visit_watch.h"
 #include "server/worker_link_service.h"
 #include "server/worker_process.h"
 
@@ -48,9 +59,11 @@ namespace dlo {
 
 struct SupervisorOptions {
   std::vector<DispatchDomain> domains = IndependentReplicas(1);
+  std::vector<int> remote_ranks;  // the others are started here
   std::filesystem::path worker_binary;
-  std::vector<std::string>
-      worker_arguments;  // of every rank; --link-fd, --rank and --incarnation are added
+  // Of every rank; to those that are started here --link-fd, --recorder-fd, --rank and
+  // --incarnation are added.
+  std::vector<std::string> worker_arguments;
   std::vector<RankPlacement> placement;  // by rank, --threads is added; empty: anywhere
   absl::Duration attach_timeout = absl::Seconds(30);     // from start to Hello
   absl::Duration heartbeat_timeout = absl::Seconds(10);  // several heartbeat intervals
@@ -59,6 +72,10 @@ struct SupervisorOptions {
   absl::Duration backoff_max = absl::Seconds(30);
   absl::Duration stable_after = absl::Seconds(60);
   int start_attempts_max = 3;
+  std::shared_ptr<ServerMetrics> metrics = nullptr;  // not null
+  VisitWatchOptions visits;
+  std::filesystem::path report_folder;  // empty: no reports are written
+  int reports_max = 32;                 // files that are kept
 };
 
 struct SupervisorEvents {
@@ -82,12 +99,13 @@ class Supervisor {
   // Once; the events may come from now on.
   void Start();
 
-  void OnAttached(int rank);
+  void OnAttached(int rank, uint64_t incarnation);
   void OnReady(int rank);
   void OnStartFailed(int rank, absl::Status why);
   void OnDetached(int rank, uint64_t incarnation);
   // The rank exits because a collective failed; `blamed` may be the cause.
   void OnGroupBroken(int rank, std::vector<int> blamed, std::string message);
+  void OnHeartbeat(int rank, v1::Heartbeat heartbeat);
 
   // Restarts a domain that is ready but gets nowhere; no other.
   void Condemn(int domain, RankLoss loss);
@@ -101,14 +119,19 @@ class Supervisor {
     int fd = -1;
     int port = 0;
     int server_rank = 0;
+
+    std::string flag() const;  // of the ranks that do not serve it
   };
-  enum class RankPhase { kStarting, kLoading, kReady };
+  // kAttached is a remote rank's, until its domain begins.
+  enum class RankPhase { kStarting, kAttached, kLoading, kReady };
   struct Rank {
     int domain = 0;
+    bool remote = false;
     RankPhase phase = RankPhase::kStarting;
     uint64_t incarnation = 0;
-    std::optional<WorkerProcess> process;
-    absl::Time since;  // of this phase
+    std::optional<WorkerProcess> process;  // local
+    std::optional<FlightMemory> recorder;  // local; of this start
+    absl::Time since;                      // of this phase
     // Of this incarnation:
     std::optional<absl::Time> detached_at;
     absl::Status start_failure;
@@ -120,8 +143,13 @@ class Supervisor {
     kEnding    // until none of its processes is left
   };
   struct Domain {
+    Domain(std::vector<int> its_ranks, const VisitWatchOptions& watch)
+        : ranks(std::move(its_ranks)), visits(watch, ranks) {}
+
     std::vector<int> ranks;
     DomainPhase phase = DomainPhase::kWaiting;
+    bool begun = false;  // kUp: its remote ranks, if any, are attached and it has its processes
+    VisitWatch visits;
     absl::Time start_at;
     absl::Time kill_at;                            // kEnding
     absl::Time blame_at = absl::InfiniteFuture();  // kUp, with a rank whose collective failed
@@ -139,9 +167,12 @@ class Supervisor {
   void Step(int domain);
   void Reap(int domain);
   void StartDomain(int domain);
+  void BeginIfAttached(int domain);
   absl::Status StartWorker(int rank, const Rendezvous& rendezvous);
   void BlameForBrokenGroup(int domain);
+  void CheckDomain(int domain);
   void CheckHealth(int rank);
+  RankLoss Explain(RankLoss loss, int domain) const;
   void HandleLoss(int rank, RankLoss loss);
   void EndProcesses(Domain& domain);
   // Another start would end alike.
@@ -149,8 +180,12 @@ class Supervisor {
   void GiveUp(int domain, const RankLoss& loss);
   bool AnyProcess(const Domain& domain) const;
   bool AnyProcess() const;
+  RankState StateOf(const Rank& rank) const;
+  void PublishStates();
+  bool AnyAttachedRemote() const;
 
   const SupervisorOptions options_;
+  const ReportFolder reports_;
   WorkerLinkService* const links_;
   const std::function<void(int fd)> connect_;
   const SupervisorEvents events_;

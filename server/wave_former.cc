@@ -62,9 +62,22 @@ absl::Time WaveFormer::StartTime(const WaveSlot& slot, const Candidates& candida
   return std::min(leading_since + options_.max_wait, last_joined + StableWindow(options_.max_wait));
 }
 
-std::vector<std::string> WaveFormer::TakeWave(const WaveSlot& slot, absl::Time now) {
+WaveFormed WaveFormer::Describe(const WaveSlot& slot) const {
+  const Entry& leader = waiting_.front();
+  WaveFormed formed{std::max(slot.free_since, leader.added), leader.waiter.key, {}};
+  const size_t places = std::min<size_t>(slot.capacity, waiting_.size());
+  for (size_t i = 0; i < places; ++i) {
+    const std::string& key = waiting_[i].waiter.key;
+    if (key != formed.key) formed.deferred_keys.push_back(key);
+  }
+  return formed;
+}
+
+std::vector<std::string> WaveFormer::TakeWave(const WaveSlot& slot, absl::Time now,
+                                              WaveFormed* formed) {
   const Candidates candidates = FindCandidates(slot);
   if (StartTime(slot, candidates) > now) return {};
+  if (formed != nullptr) *formed = Describe(slot);
   std::vector<std::string> wave;
   for (size_t position : candidates.positions) {
     wave.push_back(std::move(waiting_[position].waiter.id));

@@ -34,6 +34,14 @@ struct WaveFormerOptions {
   absl::Duration max_wait;
 };
 
+// What a wave left behind, and since when it could have started, had it been full.
+struct WaveFormed {
+  absl::Time leading_since;
+  std::string key;
+  // Of the requests that would be in the wave if all keys were equal, in their order.
+  std::vector<std::string> deferred_keys;
+};
+
 // A part of the service that could start a wave.
 struct WaveSlot {
   int capacity = 1;
@@ -64,7 +72,9 @@ class WaveFormer {
   std::vector<std::string> TakeExpired(absl::Time now);
 
   // Removes and returns the next wave, its leader first, if it is to start now; else nothing.
-  std::vector<std::string> TakeWave(const WaveSlot& slot, absl::Time now);
+  // `formed` may be null; it is filled if a wave is returned.
+  std::vector<std::string> TakeWave(const WaveSlot& slot, absl::Time now,
+                                    WaveFormed* formed = nullptr);
 
   // When TakeWave for that slot gives something, if nothing changes. InfiniteFuture: never.
   absl::Time NextTime(const WaveSlot& slot) const;
@@ -90,6 +100,7 @@ class WaveFormer {
 
   Candidates FindCandidates(const WaveSlot& slot) const;
   absl::Time StartTime(const WaveSlot& slot, const Candidates& candidates) const;
+  WaveFormed Describe(const WaveSlot& slot) const;
 
   WaveFormerOptions options_;
   std::deque<Entry> waiting_;

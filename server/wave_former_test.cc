@@ -283,5 +283,30 @@ TEST(WaveFormerTest, NobodyWaitsLongerThanOneWaveForEachIncompatibleKeyBeforeIt)
   }
 }
 
+TEST(WaveFormerTest, TellsWhoWouldHaveBeenInTheWaveButForTheKey) {
+  Domain domain(/*capacity=*/3);
+  for (const char* name : {"A1", "B1", "A2", "C1", "B2", "A3"}) domain.Add(name, 10);
+  WaveFormed formed;
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(20), &formed),
+              ElementsAre("A1", "A2", "A3"));
+  EXPECT_EQ(formed.key, "A");
+  EXPECT_THAT(formed.deferred_keys, ElementsAre("B"));
+  EXPECT_EQ(formed.leading_since, At(10));
+  // C1 fits beside B1 and B2 by number alone.
+  domain.Free(100);
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(900), &formed), ElementsAre("B1", "B2"));
+  EXPECT_EQ(formed.key, "B");
+  EXPECT_THAT(formed.deferred_keys, ElementsAre("C"));
+  EXPECT_EQ(formed.leading_since, At(100));
+}
+
+TEST(WaveFormerTest, AReplicaOnItsOwnDefersNobody) {
+  Domain domain(/*capacity=*/1);
+  for (const char* name : {"A1", "B1"}) domain.Add(name, 10);
+  WaveFormed formed;
+  EXPECT_THAT(domain.former().TakeWave(domain.slot(), At(20), &formed), ElementsAre("A1"));
+  EXPECT_THAT(formed.deferred_keys, IsEmpty());
+}
+
 }  // namespace
 }  // namespace dlo

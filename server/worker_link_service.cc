@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "proto/build_id.h"
 #include "proto/convert.h"
@@ -17,8 +18,12 @@ namespace dlo {
 // One stream. Kept alive by gRPC until OnDone and by the service while it is the rank's.
 class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker> {
  public:
-  LinkSession(WorkerLinkService* service, LinkEvents* events)
-      : service_(service), events_(events) {}
+  // `peer` is the address of a worker on another host; empty: it is ours.
+  LinkSession(WorkerLinkService* service, LinkEvents* events, std::string peer)
+      : service_(service), events_(events), peer_(std::move(peer)) {}
+
+  bool remote() const { return !peer_.empty(); }
+  const std::string& peer() const { return peer_; }
 
   void Begin(std::shared_ptr<LinkSession> self) {
     self_ = std::move(self);
@@ -87,10 +92,11 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
  private:
   void Greet() {
     std::string refusal = "the first message must be Hello";
-    if (in_.has_hello()) refusal = service_->Register(in_.hello(), self_);
+    uint64_t incarnation = 0;
+    if (in_.has_hello()) refusal = service_->Register(in_.hello(), self_, &incarnation);
     if (!refusal.empty()) {
-      spdlog::error("refused a worker: {}", refusal);
-      if (service_->IsCurrent(in_.hello().rank(), in_.hello().incarnation())) {
+      spdlog::error("refused a worker{}: {}", remote() ? " from " + peer_ : "", refusal);
+      if (!remote() && service_->IsCurrent(in_.hello().rank(), in_.hello().incarnation())) {
         events_->OnStartFailed(in_.hello().rank(), absl::FailedPreconditionError(
                                                        absl::StrCat("was refused: ", refusal)));
       }
@@ -99,12 +105,12 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
     }
     greeted_ = true;
     rank_ = in_.hello().rank();
-    incarnation_ = in_.hello().incarnation();
-    events_->OnAttached(rank_);
-    v1::ToWorker welcome;
-    *welcome.mutable_welcome()->mutable_heartbeat_interval() =
-        ToProto(service_->options_.heartbeat_interval);
-    Send(std::move(welcome));
+    incarnation_ = incarnation;
+    if (remote()) {
+      spdlog::info("rank {}: worker {} attached from {}", rank_, in_.hello().pid(), peer_);
+    }
+    events_->OnAttached(rank_, incarnation_);
+    if (!remote()) service_->Welcome(rank_, {});
     ReadOn();
   }
 
@@ -136,7 +142,7 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
         // The rank is free before the result is taken: from here on its loss no longer ends this
         // wave.
         const uint64_t wave = in_.finished().wave_id();
-        events_->OnFinished(rank_, wave);
+        events_->OnFinished(rank_, in_.finished());
         Push(wave, std::move(*in_.mutable_finished()));
         return;
       }
@@ -177,6 +183,7 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
 
   WorkerLinkService* const service_;
   LinkEvents* const events_;
+  const std::string peer_;
   std::shared_ptr<LinkSession> self_;
   v1::FromWorker in_;
 
@@ -198,6 +205,7 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
 WorkerLinkService::WorkerLinkService(WorkerLinkOptions options, LinkEvents* events)
     : options_(std::move(options)), events_(events), ranks_(options_.num_ranks) {
   for (Rank& rank : ranks_) rank.queue = std::make_shared<ResultQueue>(options_.result_limits);
+  for (int rank : options_.remote_ranks) ranks_[rank].remote = true;
 }
 
 WorkerLinkService::~WorkerLinkService() = default;
@@ -211,8 +219,30 @@ void WorkerLinkService::Expect(int rank, uint64_t incarnation) {
     ranks_[rank].session = nullptr;
   }
   if (old != nullptr) {
-    old->End(grpc::Status(grpc::StatusCode::ABORTED, "the rank was started again"));
+    old->End(grpc::Status(grpc::StatusCode::ABORTED, "the rank is started again"));
   }
+}
+
+void WorkerLinkService::EndRemote(int rank, uint64_t incarnation) {
+  std::shared_ptr<LinkSession> old;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ranks_[rank].incarnation != incarnation) return;
+    // The next attachment takes the number after it.
+    ++ranks_[rank].incarnation;
+    old = std::move(ranks_[rank].session);
+    ranks_[rank].session = nullptr;
+  }
+  if (old != nullptr) {
+    old->End(grpc::Status(grpc::StatusCode::ABORTED, "its dispatch domain is started again"));
+  }
+}
+
+void WorkerLinkService::Welcome(int rank, const std::vector<std::string>& arguments) {
+  v1::ToWorker message;
+  *message.mutable_welcome()->mutable_heartbeat_interval() = ToProto(options_.heartbeat_interval);
+  for (const std::string& argument : arguments) message.mutable_welcome()->add_arguments(argument);
+  Send(rank, std::move(message));
 }
 
 absl::Time WorkerLinkService::LastHeard(int rank) const {
@@ -240,14 +270,23 @@ std::shared_ptr<ResultQueue> WorkerLinkService::result_queue(int rank) {
 
 grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* WorkerLinkService::Attach(
     grpc::CallbackServerContext* context) {
-  auto session = std::make_shared<LinkSession>(this, events_);
+  auto session = std::make_shared<LinkSession>(this, events_, /*peer=*/"");
+  LinkSession* const reactor = session.get();
+  reactor->Begin(std::move(session));
+  return reactor;
+}
+
+grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* WorkerLinkService::AttachRemote(
+    grpc::CallbackServerContext* context) {
+  auto session = std::make_shared<LinkSession>(this, events_, context->peer());
   LinkSession* const reactor = session.get();
   reactor->Begin(std::move(session));
   return reactor;
 }
 
 std::string WorkerLinkService::Register(const v1::Hello& hello,
-                                        const std::shared_ptr<LinkSession>& session) {
+                                        const std::shared_ptr<LinkSession>& session,
+                                        uint64_t* incarnation) {
   if (hello.protocol_version() != kLinkProtocolVersion) {
     return absl::StrCat("dlo-worker speaks link protocol ", hello.protocol_version(),
                         ", dlo-serve ", kLinkProtocolVersion, "; install both from one build");
@@ -257,20 +296,42 @@ std::string WorkerLinkService::Register(const v1::Hello& hello,
                         options_.build_id, "; install both from one build");
   }
   absl::MutexLock lock(&mutex_);
-  if (hello.rank() < 0 || hello.rank() >= static_cast<int>(ranks_.size())) {
-    return absl::StrCat("rank ", hello.rank(), " is not in 0..", ranks_.size() - 1);
-  }
+  std::string refusal = CheckPlace(hello, session->remote());
+  if (!refusal.empty()) return refusal;
   Rank& rank = ranks_[hello.rank()];
-  if (hello.incarnation() != rank.incarnation) {
-    return absl::StrCat("rank ", hello.rank(), " is at start ", rank.incarnation,
-                        ", this worker belongs to start ", hello.incarnation());
-  }
-  if (rank.session != nullptr) return absl::StrCat("rank ", hello.rank(), " is already attached");
+  if (rank.remote) ++rank.incarnation;
+  *incarnation = rank.incarnation;
   rank.session = session;
   rank.queue->SetOnRoom([weak = std::weak_ptr<LinkSession>(session)] {
     if (auto locked = weak.lock()) locked->ReadOn();
   });
   return "";
+}
+
+std::string WorkerLinkService::CheckPlace(const v1::Hello& hello, bool remote) const {
+  if (hello.rank() < 0 || hello.rank() >= static_cast<int>(ranks_.size())) {
+    return absl::StrCat("rank ", hello.rank(), " is not in 0..", ranks_.size() - 1);
+  }
+  const Rank& rank = ranks_[hello.rank()];
+  if (remote && !rank.remote) {
+    return absl::StrCat("rank ", hello.rank(), " is started by dlo-serve itself; from other hosts ",
+                        RemoteRanks(), " may attach (worker.remote_ranks)");
+  }
+  if (!rank.remote && hello.incarnation() != rank.incarnation) {
+    return absl::StrCat("rank ", hello.rank(), " is at start ", rank.incarnation,
+                        ", this worker belongs to start ", hello.incarnation());
+  }
+  if (rank.session == nullptr) return "";
+  return absl::StrCat("rank ", hello.rank(), " is already attached",
+                      remote ? ", from " + rank.session->peer() : "");
+}
+
+std::string WorkerLinkService::RemoteRanks() const {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].remote) ranks.push_back(static_cast<int>(rank));
+  }
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
 void WorkerLinkService::Deregister(int rank, uint64_t incarnation, const LinkSession* session,

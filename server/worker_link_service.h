@@ -1,14 +1,17 @@
 // The server's end of the links to the workers: one stream per rank, a handshake, and the flow
 // control of results.
 //
-//   WorkerLinkService service({.num_ranks = 1}, &events);
+//   WorkerLinkService service({.num_ranks = 2, .remote_ranks = {1}}, &events);
 //   service.Expect(0, incarnation);          // then the worker may attach
 //   service.Send(0, message);
 //
 // A stream is accepted if protocol version, build id and the rank's expected incarnation agree, and
-// refused with the reason otherwise. While a rank's result queue is full its stream is not read, so
-// the worker blocks in its send and nothing accumulates here. Thread-safe. Events come on gRPC's
-// threads and must not block; `events` outlives the server that the service is registered with.
+// refused with the reason otherwise. The workers of remote ranks are started by others and attach
+// when they like, through a service of their own (RemoteWorkerLinkService); each attachment gets
+// the rank's next incarnation, and waits for Welcome. While a rank's result queue is full its
+// stream is not read, so the worker blocks in its send and nothing accumulates here. Thread-safe.
+// Events come on gRPC's threads and must not block; `events` outlives the server that the service
+// is registered with.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +31,7 @@ namespace dlo {
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  virtual void OnAttached(int rank) = 0;
+  virtual void OnAttached(int rank, uint64_t incarnation) = 0;
   virtual void OnReady(int rank) = 0;
   // It will not become ready: its model cannot be loaded, or it was refused. The message has the
   // worker as its subject.
@@ -38,12 +41,13 @@ class LinkEvents {
   virtual void OnGroupBroken(int rank, v1::GroupBroken broken) = 0;
   virtual void OnHeartbeat(int rank, v1::Heartbeat heartbeat) = 0;
   virtual void OnProgress(int rank, v1::WaveProgress progress) = 0;
-  virtual void OnFinished(int rank, uint64_t wave) = 0;
+  virtual void OnFinished(int rank, const v1::WaveFinished& finished) = 0;
   virtual void OnFailed(int rank, v1::WaveFailed failed) = 0;
 };
 
 struct WorkerLinkOptions {
   int num_ranks = 1;
+  std::vector<int> remote_ranks;
   absl::Duration heartbeat_interval = absl::Seconds(1);
   ResultQueue::Limits result_limits;
   std::string build_id;
@@ -56,8 +60,15 @@ class WorkerLinkService : public v1::WorkerLink::CallbackService, public RankLin
   WorkerLinkService(WorkerLinkOptions options, LinkEvents* events);
   ~WorkerLinkService() override;
 
-  // From now on only this incarnation of the rank is heard; the stream of an earlier one is ended.
+  // From now on only this incarnation of the local rank is heard; the stream of an earlier one is
+  // ended.
   void Expect(int rank, uint64_t incarnation);
+
+  // Lets the worker of a remote rank begin; `arguments` are its flags.
+  void Welcome(int rank, const std::vector<std::string>& arguments);
+
+  // Ends the stream of a remote rank if it is still this one. It is not heard from now on.
+  void EndRemote(int rank, uint64_t incarnation);
 
   // When the rank was last heard. Now, while its stream is not read because its queue is full.
   absl::Time LastHeard(int rank) const;
@@ -67,17 +78,25 @@ class WorkerLinkService : public v1::WorkerLink::CallbackService, public RankLin
 
   grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* Attach(
       grpc::CallbackServerContext* context) override;
+  // The same for a remote rank. The peer has been authenticated.
+  grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* AttachRemote(
+      grpc::CallbackServerContext* context);
 
  private:
   friend class LinkSession;
   struct Rank {
+    bool remote = false;
     uint64_t incarnation = 0;
     std::shared_ptr<LinkSession> session;
     std::shared_ptr<ResultQueue> queue;
   };
 
-  // Empty, or why the worker is refused.
-  std::string Register(const v1::Hello& hello, const std::shared_ptr<LinkSession>& session);
+  // Empty, or why the worker is refused; with the incarnation that it has.
+  std::string Register(const v1::Hello& hello, const std::shared_ptr<LinkSession>& session,
+                       uint64_t* incarnation);
+  std::string CheckPlace(const v1::Hello& hello, bool remote) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string RemoteRanks() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Deregister(int rank, uint64_t incarnation, const LinkSession* session, std::string reason);
   bool IsCurrent(int rank, uint64_t incarnation) const;
 
@@ -85,6 +104,20 @@ class WorkerLinkService : public v1::WorkerLink::CallbackService, public RankLin
   LinkEvents* const events_;
   mutable absl::Mutex mutex_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What workers of remote ranks call, on a server that only lets in authenticated peers.
+class RemoteWorkerLinkService : public v1::WorkerLink::CallbackService {
+ public:
+  explicit RemoteWorkerLinkService(WorkerLinkService* links) : links_(links) {}
+
+  grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>* Attach(
+      grpc::CallbackServerContext* context) override {
+    return links_->AttachRemote(context);
+  }
+
+ private:
+  WorkerLinkService* const links_;
 };
 
 }  // namespace dlo

@@ -29,6 +29,16 @@ constexpr std::array<absl::string_view, 15> kPassedPrefixes = {
     "LC_",   "LD_",  "MALLOC_", "CUDA_",  "NVIDIA_", "NCCL_", "GLOO_", "OMP_",
     "GOMP_", "KMP_", "MKL_",    "TORCH_", "ASAN_",   "TSAN_", "UBSAN_"};
 
+constexpr std::array<std::pair<absl::string_view, absl::string_view>, 2> kDefaults = {{
+    // Idle OpenMP threads spin by default, which on cores shared with anything else (another rank,
+    // an encoder) makes a request several times as slow. Sleeping costs a wake-up per parallel
+    // loop.
+    {"OMP_WAIT_POLICY", "passive"},
+    // Else libtorch prints a stack for every connection that the death of a peer breaks. What goes
+    // wrong comes as an exception all the same.
+    {"TORCH_CPP_LOG_LEVEL", "FATAL"},
+}};
+
 // The header of glibc 2.36 declares pidfd_open with C++ linkage.
 int PidfdOpen(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -54,19 +64,22 @@ void ExecChild(const char* binary, char** argv, char** envp, const WorkerCommand
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const int null = open("/dev/null", O_RDONLY);
   if (null < 0 || dup2(null, STDIN_FILENO) < 0) return;
-  // The worker's descriptors are 3 and 4, whatever of ours lives there; all move out of the way
-  // first.
+  // The worker's descriptors are the first ones, whatever of ours lives there; all move out of the
+  // way first.
   const int error_copy = fcntl(error_fd, F_DUPFD_CLOEXEC, 10);
-  const int link_copy = fcntl(command.link_fd, F_DUPFD_CLOEXEC, 10);
-  if (error_copy < 0 || link_copy < 0) return;
-  int last_fd = kWorkerLinkFd;
-  if (command.rendezvous_fd >= 0) {
-    const int copy = fcntl(command.rendezvous_fd, F_DUPFD_CLOEXEC, 10);
-    if (copy < 0 || dup2(copy, kWorkerRendezvousFd) < 0) return;
-    last_fd = kWorkerRendezvousFd;
+  if (error_copy < 0) return;
+  const std::array<std::pair<int, int>, 3> own = {{{command.link_fd, kWorkerLinkFd},
+                                                   {command.rendezvous_fd, kWorkerRendezvousFd},
+                                                   {command.recorder_fd, kWorkerRecorderFd}}};
+  std::array<int, own.size()> copies;
+  for (size_t i = 0; i < own.size(); ++i) {
+    copies[i] = own[i].first < 0 ? -1 : fcntl(own[i].first, F_DUPFD_CLOEXEC, 10);
+    if (own[i].first >= 0 && copies[i] < 0) return;
   }
-  if (dup2(link_copy, kWorkerLinkFd) < 0) return;
-  close_range(last_fd + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  close_range(kWorkerLinkFd, ~0U, CLOSE_RANGE_CLOEXEC);
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (copies[i] >= 0 && dup2(copies[i], own[i].second) < 0) return;
+  }
   execve(binary, argv, envp);
   const int error = errno;
   if (write(error_copy, &error, sizeof(error)) < 0) _exit(126);
@@ -189,13 +202,12 @@ std::vector<std::string> WorkerEnvironment(char** environment) {
                     [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
     if (wanted) passed.emplace_back(text);
   }
-  // By default idle OpenMP threads spin, which on cores shared with anything else (another rank, an
-  // encoder) makes a request several times as slow. Sleeping costs a wake-up per parallel loop.
-  constexpr absl::string_view kWaitPolicy = "OMP_WAIT_POLICY=";
-  const bool chosen = std::any_of(passed.begin(), passed.end(), [&](const std::string& entry) {
-    return absl::StartsWith(entry, kWaitPolicy);
-  });
-  if (!chosen) passed.push_back(absl::StrCat(kWaitPolicy, "passive"));
+  for (const auto& [name, value] : kDefaults) {
+    const bool chosen = std::any_of(passed.begin(), passed.end(), [name = name](const auto& entry) {
+      return absl::StartsWith(entry, absl::StrCat(name, "="));
+    });
+    if (!chosen) passed.push_back(absl::StrCat(name, "=", value));
+  }
   return passed;
 }
 

@@ -6,9 +6,10 @@
 //   std::optional<ExitStatus> exit = process.TryWait();
 //
 // The child gets a small environment, /dev/null as standard input, the caller's standard output and
-// error, the link as descriptor 3 and no other descriptor, its own process group (a terminal's
-// Ctrl-C is the server's to handle), and dies with the *thread* that spawned it (PR_SET_PDEATHSIG),
-// so that thread has to stay. Move-only; destruction kills and reaps. One thread at a time.
+// error, the link as descriptor 3, rendezvous and flight recorder as 4 and 5, and no other
+// descriptor, its own process group (a terminal's Ctrl-C is the server's to handle), and dies with
+// the *thread* that spawned it (PR_SET_PDEATHSIG), so that thread has to stay. Move-only;
+// destruction kills and reaps. One thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -24,6 +25,7 @@ namespace dlo {
 
 inline constexpr int kWorkerLinkFd = 3;
 inline constexpr int kWorkerRendezvousFd = 4;
+inline constexpr int kWorkerRecorderFd = 5;
 
 struct WorkerCommand {
   std::filesystem::path binary;
@@ -32,6 +34,7 @@ struct WorkerCommand {
   int rendezvous_fd = -1;                     // if any, the same for kWorkerRendezvousFd
   std::vector<std::string> environment = {};  // "NAME=value", in the place of what is passed on
   std::vector<int> cores = {};                // that it may run on; empty: those of the caller
+  int recorder_fd = -1;  // becomes kWorkerRecorderFd; stays the caller's here; -1: none
 };
 
 struct ExitStatus {
@@ -71,7 +74,7 @@ std::vector<std::string> WithOverrides(std::vector<std::string> environment,
 
 // What of `environment` (entries "NAME=value") a worker gets: paths, locale and temporary folder,
 // the loader's and allocators' settings, and those of CUDA, NCCL, OpenMP and torch. No proxies and
-// no credentials. OMP_WAIT_POLICY is passive unless it is set.
+// no credentials. OMP_WAIT_POLICY is passive and TORCH_CPP_LOG_LEVEL is FATAL unless they are set.
 std::vector<std::string> WorkerEnvironment(char** environment);
 
 }  // namespace dlo

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "absl/strings/str_split.h"
+#include "base/flight_recorder.h"
 
 namespace dlo {
 namespace {
@@ -92,6 +93,20 @@ TEST_F(WorkerProcessTest, TheChildHasTheCoresAndTheEnvironmentThatItWasGiven) {
   EXPECT_EQ(WaitExit(*process).exit_code, 0);
 }
 
+TEST_F(WorkerProcessTest, TheChildHasTheFlightRecorder) {
+  const absl::StatusOr<FlightMemory> memory = FlightMemory::Create();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  absl::StatusOr<WorkerProcess> process =
+      WorkerProcess::Spawn({.binary = "/bin/sh",
+                            .arguments = {"-c", "ls -l /proc/self/fd >&3"},
+                            .link_fd = ends_[1],
+                            .recorder_fd = memory->fd()});
+  close(std::exchange(ends_[1], -1));
+  ASSERT_TRUE(process.ok()) << process.status();
+  EXPECT_THAT(ReadLink(), HasSubstr("5 -> /memfd:dlo-flight"));
+  EXPECT_EQ(WaitExit(*process).exit_code, 0);
+}
+
 TEST_F(WorkerProcessTest, TheChildHasItsOwnProcessGroupAndDefaultSignals) {
   signal(SIGPIPE, SIG_IGN);
   sigset_t all, before;
@@ -152,10 +167,12 @@ TEST(WorkerEnvironment, PassesWhatComputingNeedsAndNoSecrets) {
   char* environment[] = {path, omp, token, proxy, nullptr};
   EXPECT_THAT(
       WorkerEnvironment(environment),
-      testing::UnorderedElementsAre("PATH=/bin", "OMP_NUM_THREADS=3", "OMP_WAIT_POLICY=passive"));
-  char policy[] = "OMP_WAIT_POLICY=active";
-  char* chosen[] = {policy, nullptr};
-  EXPECT_THAT(WorkerEnvironment(chosen), testing::ElementsAre("OMP_WAIT_POLICY=active"));
+      testing::UnorderedElementsAre("PATH=/bin", "OMP_NUM_THREADS=3", "OMP_WAIT_POLICY=passive",
+                                    "TORCH_CPP_LOG_LEVEL=FATAL"));
+  char policy[] = "OMP_WAIT_POLICY=active", level[] = "TORCH_CPP_LOG_LEVEL=INFO";
+  char* chosen[] = {policy, level, nullptr};
+  EXPECT_THAT(WorkerEnvironment(chosen),
+              testing::ElementsAre("OMP_WAIT_POLICY=active", "TORCH_CPP_LOG_LEVEL=INFO"));
 }
 
 }  // namespace

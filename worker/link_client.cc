@@ -58,8 +58,11 @@ void LinkClient::ReadLoop() {
   while (stream_->Read(&message)) {
     switch (message.message_case()) {
       case v1::ToWorker::kWelcome: {
-        absl::MutexLock lock(&mutex_);
-        heartbeat_interval_ = FromProto(message.welcome().heartbeat_interval());
+        {
+          absl::MutexLock lock(&mutex_);
+          heartbeat_interval_ = FromProto(message.welcome().heartbeat_interval());
+        }
+        handler_->OnWelcome(std::move(*message.mutable_welcome()));
         break;
       }
       case v1::ToWorker::kAssignment:

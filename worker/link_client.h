@@ -28,6 +28,7 @@ namespace dlo {
 class LinkHandler {
  public:
   virtual ~LinkHandler() = default;
+  virtual void OnWelcome(v1::Welcome welcome) {}
   virtual void OnAssignment(v1::Assignment assignment) = 0;
   virtual void OnCancel(uint64_t wave) = 0;
   virtual void OnDrain() = 0;

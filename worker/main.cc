@@ -1,14 +1,17 @@
-// dlo-worker: started by dlo-serve, one process per device.
+// dlo-worker: one process per device. dlo-serve starts those of its own host; on other hosts they
+// are started with --connect.
 #include <malloc.h>
 #include <stdlib.h>
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/flight_recorder.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/topology.h"
@@ -17,11 +20,12 @@
 #include "runtime/device.h"
 #include "worker/rank_group.h"
 #include "worker/worker.h"
+#include "worker/worker_flags.h"
 
 namespace {
 
 struct Flags {
-  dlo::WorkerOptions worker;
+  dlo::WorkerFlags worker;
   std::string model;
   std::string dtype = "BF16";
   std::string device = "cpu";
@@ -32,19 +36,15 @@ struct Flags {
   int slots = 2;
   int resident_layers = 0;
   int64_t device_memory_limit = 0;
+  std::string checkpoint_mmap = "auto";
   int64_t host_memory_limit = 0;
   std::string log_level = "info";
+  std::string print_recorder;
 };
 
 void AddFlags(CLI::App& app, Flags& flags) {
-  app.add_option("--link-fd", flags.worker.link_fd, "the link, an inherited descriptor")
-      ->required();
-  app.add_option("--rank", flags.worker.rank)->required();
-  // CLI11 takes -1 for 2^64 - 1.
-  app.add_option("--incarnation", flags.worker.incarnation, "which start of the rank this is")
-      ->check(CLI::NonNegativeNumber)
-      ->required();
-  app.add_option("--model", flags.model, "folder of a diffusers repository")->required();
+  flags.worker.AddTo(app);
+  app.add_option("--model", flags.model, "folder of a diffusers repository");
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--threads", flags.threads, "torch threads; 0: as many as there are cores");
@@ -56,6 +56,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "leading blocks that stay on the device; -1: as many as fit");
   app.add_option("--device-memory-limit", flags.device_memory_limit,
                  "bytes of device memory that resident layers are fitted to");
+  app.add_option("--checkpoint-mmap", flags.checkpoint_mmap,
+                 "whether blocks that are streamed whole stay in the checkpoint's pages")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
   app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
@@ -64,8 +67,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--collective-timeout-s", flags.collective_timeout_s,
                  "seconds after which a collective has failed");
   app.add_option("--log-level", flags.log_level);
-  // For tests alone, so no part of the help.
-  app.add_option("--failpoints", flags.worker.failpoints)->group("");
+  app.add_option("--print-recorder", flags.print_recorder,
+                 "print what a flight recorder's file holds, and exit");
 }
 
 // By their rank in the group.
@@ -79,7 +82,8 @@ std::vector<int> WeightRanks(const dlo::RankGroupOptions& group) {
   return ranks;
 }
 
-absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags) {
+absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* recorder) {
+  if (flags.model.empty()) return absl::InvalidArgumentError("--model is missing");
   ASSIGN_OR_RETURN(const dlo::DType dtype, dlo::ParseDType(flags.dtype));
   dlo::PipelineOptions options = {.root = flags.model,
                                   .dtype = dtype,
@@ -88,12 +92,15 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags) {
                                   .resident_layers = flags.resident_layers,
                                   .device_memory_limit_bytes = flags.device_memory_limit,
                                   .host_memory_limit_bytes = flags.host_memory_limit,
-                                  .processes_on_host = flags.group.parallel.dp};
+                                  .processes_on_host = flags.group.parallel.dp,
+                                  .recorder = recorder};
   dlo::RankGroupOptions& group = flags.group;
-  group.rank = flags.worker.rank;
+  group.rank = flags.worker.options.rank;
+  group.recorder = recorder;
   ASSIGN_OR_RETURN(group.device, dlo::ParseDeviceKind(flags.device));
   ASSIGN_OR_RETURN(group.transfer, dlo::ParseWeightTransfer(flags.transfer));
   if (group.transfer != dlo::WeightTransfer::kNone) options.stream_slots = flags.slots;
+  ASSIGN_OR_RETURN(options.checkpoint_mmap, dlo::ParseCheckpointMmap(flags.checkpoint_mmap));
   group.timeouts.operation = absl::Seconds(flags.collective_timeout_s);
   ASSIGN_OR_RETURN(dlo::RankCommunicators groups, dlo::JoinRankGroups(group));
   options.weight_group = std::move(groups.weights);
@@ -102,20 +109,43 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags) {
   return dlo::LoadedPipeline{std::move(pipeline), WeightRanks(group)};
 }
 
+int PrintRecorder(const std::string& path) {
+  const absl::StatusOr<dlo::FlightLog> log = dlo::ReadFlightFile(path);
+  if (!log.ok()) {
+    std::cerr << "dlo-worker: " << log.status().message() << '\n';
+    return 1;
+  }
+  std::cout << dlo::FlightLogText(*log, dlo::kFlightRecordsMax);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   // gRPC's own log lines would stand between ours; what they say comes back as an error of ours.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
-  CLI::App app("dlo-worker runs one rank of a model. dlo-serve starts it; it is of no use alone.");
+  CLI::App app(
+      "dlo-worker runs one rank of a model. dlo-serve starts those of its own host; on another "
+      "host: dlo-worker --connect HOST:PORT --rank R --tls-ca FILE --tls-cert FILE --tls-key FILE. "
+      "What is not given here comes from dlo-serve.");
   app.set_version_flag("--version", "dlo-worker " + std::string(dlo::BuildId()));
   Flags flags;
   AddFlags(app, flags);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (!flags.print_recorder.empty()) return PrintRecorder(flags.print_recorder);
+  if (const absl::Status status = flags.worker.Finish(app, argc, argv); !status.ok()) {
+    std::cerr << "dlo-worker: " << status.message() << '\n';
+    return 2;
+  }
   // Tensors of a video come and go; giving each back to the kernel costs a page fault per page when
   // it comes again.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
-  dlo::StartLogging("dlo-worker " + std::to_string(flags.worker.rank), flags.log_level);
-  return dlo::RunWorker(flags.worker, [&flags] { return Load(flags); });
+  dlo::StartLogging("dlo-worker " + std::to_string(flags.worker.options.rank), flags.log_level);
+  return dlo::RunWorker(flags.worker.options,
+                        [&flags](dlo::FlightRecorder* recorder) { return Load(flags, recorder); });
 }

@@ -42,7 +42,7 @@ absl::StatusOr<RankCommunicators> JoinRankGroups(const RankGroupOptions& options
   }
   ASSIGN_OR_RETURN(RankCommunicators groups,
                    CreateRankCommunicators(topology, Rank{options.rank}, options.transfer,
-                                           options.timeouts, *factory));
+                                           options.timeouts, *factory, options.recorder));
   // The store must not go while a rank still connects.
   for (Communicator* group : {groups.weights.get(), groups.replica.get()}) {
     if (group != nullptr) RETURN_IF_ERROR(group->Barrier());

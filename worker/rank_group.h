@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/flight_recorder.h"
 #include "base/topology.h"
 #include "runtime/communicator.h"
 #include "runtime/device.h"
@@ -30,6 +31,8 @@ struct RankGroupOptions {
   std::string rendezvous;                // IP:PORT
   std::string local_host = "127.0.0.1";  // an address of this machine that the peers can reach
   GroupTimeouts timeouts;
+  // Where the groups note their operations; outlives them. Null: nowhere.
+  FlightRecorder* recorder = nullptr;
 };
 
 // Nothing to join, and so an empty answer, where no group has two ranks. Errors as TcpStore's and

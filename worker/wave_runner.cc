@@ -20,10 +20,12 @@ namespace dlo {
 namespace {
 
 constexpr size_t kChunkBytesMax = size_t{1} << 20;
+constexpr size_t kTimelineBytesMax = size_t{3} << 20;  // gRPC's messages end at 4 MiB
 
 constexpr char kCancelled[] = "CANCELLED";
 constexpr char kOutOfMemory[] = "OUT_OF_MEMORY";
 constexpr char kEncodingFailed[] = "ENCODING_FAILED";
+constexpr char kWeightsChanged[] = "WEIGHTS_CHANGED";
 constexpr char kGenerationFailed[] = "GENERATION_FAILED";
 
 VideoFormat ToVideoFormat(v1::OutputFormat format) {
@@ -49,6 +51,36 @@ v1::JobState ToJobState(Stage stage) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+FlightStage ToFlightStage(Stage stage) {
+  switch (stage) {
+    case Stage::kEncodingText:
+      return FlightStage::kText;
+    case Stage::kDenoising:
+      return FlightStage::kDenoise;
+    case Stage::kDecoding:
+      return FlightStage::kDecode;
+  }
+  return FlightStage::kNone;
+}
+
+v1::StageStreaming ToMessage(const StageStreaming& stage) {
+  const StreamerStats& streamed = stage.streamed;
+  v1::StageStreaming message;
+  message.set_stage(ToJobState(stage.stage));
+  message.set_visits(streamed.visits);
+  message.set_bus_bytes(streamed.bus_bytes);
+  message.set_fabric_bytes(streamed.fabric_bytes);
+  message.set_packed_bytes(streamed.packed_bytes);
+  *message.mutable_copy_stall() = ToProto(streamed.copy_stall);
+  *message.mutable_gather_stall() = ToProto(streamed.gather_stall);
+  *message.mutable_pack_stall() = ToProto(streamed.pack_stall);
+  *message.mutable_copy_time() = ToProto(streamed.copy_time);
+  *message.mutable_gather_time() = ToProto(streamed.gather_time);
+  *message.mutable_pack_time() = ToProto(streamed.pack_time);
+  message.set_hidden_ratio(streamed.hidden_ratio());
+  return message;
+}
+
 v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
   v1::WaveFailed failed;
   // The request was checked before it came here, so an argument that is refused now is not the
@@ -68,13 +100,30 @@ v1::WaveFailed Failure(const absl::Status& status, const char* reason) {
 
 }  // namespace
 
-// Tells dlo-serve of stages and steps, and hands frames to the encoder.
+// Tells dlo-serve and the flight recorder of stages and steps, and hands frames to the encoder.
 class WaveRunner::Observer : public GenerationObserver {
  public:
   Observer(WaveRunner* runner, uint64_t wave, int num_steps, VideoWriter* writer)
-      : runner_(runner), wave_(wave), num_steps_(num_steps), writer_(writer) {}
+      : runner_(runner),
+        recorder_(*runner->recorder_),
+        wave_(wave),
+        num_steps_(num_steps),
+        writer_(writer) {}
+
+  // What has begun has ended when the next begins, and has failed if nothing does.
+  ~Observer() override { EndStage(/*ok=*/false); }
+
+  void EndStage(bool ok) {
+    recorder_.End(std::exchange(step_token_, {}), ok);
+    recorder_.End(std::exchange(stage_token_, {}), ok);
+  }
 
   void OnStage(Stage stage) override {
+    EndStage(/*ok=*/true);
+    recorder_.SetStage(ToFlightStage(stage));
+    recorder_.SetStep(0);
+    stage_token_ = recorder_.Begin(FlightOp::kStage);
+    if (stage == Stage::kDenoising) BeginStep(1);
     stage_ = ToJobState(stage);
     runner_->stage_ = stage_;
     ++runner_->work_done_;
@@ -82,6 +131,8 @@ class WaveRunner::Observer : public GenerationObserver {
   }
 
   void OnStep(int step, int num_steps) override {
+    recorder_.End(std::exchange(step_token_, {}), /*ok=*/true);
+    if (step < num_steps) BeginStep(step + 1);
     step_ = step;
     num_steps_ = num_steps;
     runner_->step_ = step;
@@ -100,6 +151,11 @@ class WaveRunner::Observer : public GenerationObserver {
   const absl::Status& encoder_status() const { return encoder_status_; }
 
  private:
+  void BeginStep(int step) {
+    recorder_.SetStep(step);
+    step_token_ = recorder_.Begin(FlightOp::kStep);
+  }
+
   void Tell() {
     v1::FromWorker message;
     v1::WaveProgress* progress = message.mutable_progress();
@@ -111,6 +167,9 @@ class WaveRunner::Observer : public GenerationObserver {
   }
 
   WaveRunner* const runner_;
+  FlightRecorder& recorder_;
+  FlightToken stage_token_;
+  FlightToken step_token_;
   const uint64_t wave_;
   int num_steps_;
   VideoWriter* const writer_;
@@ -121,8 +180,15 @@ class WaveRunner::Observer : public GenerationObserver {
 
 absl::Status WaveRunner::Run(const v1::Assignment& assignment) {
   wave_ = assignment.wave_id();
-  const absl::Status status = assignment.has_walk() ? Walk(assignment) : RunRequest(assignment);
+  recorder_->SetWave(wave_);
+  absl::Status status;
+  {
+    FlightScope wave(recorder_, FlightOp::kWave);
+    status = assignment.has_walk() ? Walk(assignment) : RunRequest(assignment);
+    if (!status.ok()) wave.Fail();
+  }
   wave_ = 0;
+  recorder_->SetWave(0);
   stage_ = v1::JOB_STATE_UNSPECIFIED;
   step_ = 0;
   return status;
@@ -173,7 +239,7 @@ absl::Status WaveRunner::Walk(const v1::Assignment& assignment) {
 v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* started) {
   const v1::WaveRequest& wave_request = assignment.request();
   VideoRequest request{wave_request.prompt(), wave_request.negative_prompt(),
-                       FromProto(wave_request.settings())};
+                       FromProto(wave_request.settings()), wave_request.trace()};
   absl::StatusOr<std::unique_ptr<VideoWriter>> writer =
       VideoWriter::Create({.format = ToVideoFormat(wave_request.output_format()),
                            .width = request.settings.width,
@@ -187,7 +253,12 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   *started = true;
   const absl::StatusOr<GenerationStats> stats = pipeline_->Generate(request, observer);
   if (!observer.encoder_status().ok()) return Failure(observer.encoder_status(), kEncodingFailed);
-  if (!stats.ok()) return Failure(stats.status(), kGenerationFailed);
+  if (!stats.ok()) {
+    // Only weights that are read from their files while a request runs can be lost.
+    return Failure(stats.status(),
+                   absl::IsDataLoss(stats.status()) ? kWeightsChanged : kGenerationFailed);
+  }
+  observer.EndStage(/*ok=*/true);
 
   const absl::Time decoded = absl::Now();
   absl::StatusOr<EncodedVideo> video = (*writer)->Finish();
@@ -211,6 +282,13 @@ v1::WaveFailed WaveRunner::Generate(const v1::Assignment& assignment, bool* star
   finished->mutable_usage()->set_device_bytes_peak_decode(stats->device_bytes_peak_decode);
   finished->mutable_usage()->set_bus_bytes(stats->bus_bytes);
   finished->mutable_usage()->set_host_bytes_peak(HostBytesPeak());
+  for (const StageStreaming& stage : stats->streaming) {
+    *finished->mutable_usage()->add_streaming() = ToMessage(stage);
+  }
+  if (stats->timeline.size() <= kTimelineBytesMax) finished->set_timeline(stats->timeline);
+  recorder_->SetStage(FlightStage::kSend);
+  recorder_->SetStep(0);
+  const FlightScope sending(recorder_, FlightOp::kSend);
   if (!SendVideo(assignment.wave_id(), video->bytes)) {
     return Failure(absl::CancelledError("cancelled while the result was sent"), kCancelled);
   }

@@ -10,11 +10,14 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "runtime/communicator.h"
 #include "worker/failpoints.h"
 #include "worker/link_client.h"
+#include "worker/memory_sampler.h"
 #include "worker/wave_runner.h"
 
 namespace dlo {
@@ -26,6 +29,15 @@ constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // What the link's threads hand to the thread that works.
 class Mailbox : public LinkHandler {
  public:
+  // `server` is the address on another host; empty: this host's.
+  Mailbox(std::string server, const MemorySampler* memory)
+      : server_(std::move(server)), memory_(memory) {}
+
+  void OnWelcome(v1::Welcome welcome) override {
+    absl::MutexLock lock(&mutex_);
+    welcome_ = std::move(welcome);
+  }
+
   void OnAssignment(v1::Assignment assignment) override {
     absl::MutexLock lock(&mutex_);
     assignment_ = std::move(assignment);
@@ -43,19 +55,32 @@ class Mailbox : public LinkHandler {
 
   void OnClosed(absl::Status status) override {
     if (status.ok()) return;
-    spdlog::error("rank's link to dlo-serve: {}", std::string(status.message()));
+    spdlog::error("{}: {}", Described(status), std::string(status.message()));
     spdlog::default_logger()->flush();
     _exit(kExitLinkLost);
   }
 
   v1::Heartbeat CurrentHeartbeat() override {
     absl::MutexLock lock(&mutex_);
-    return runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    v1::Heartbeat heartbeat = runner_ == nullptr ? v1::Heartbeat() : runner_->CurrentHeartbeat();
+    *heartbeat.mutable_memory() = memory_->latest();
+    return heartbeat;
   }
 
   void SetRunner(WaveRunner* runner) {
     absl::MutexLock lock(&mutex_);
     runner_ = runner;
+  }
+
+  // Waits for Welcome; nothing when it is time to exit.
+  std::optional<v1::Welcome> WaitWelcome() {
+    absl::MutexLock lock(&mutex_);
+    const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return drain_ || welcome_.has_value();
+    };
+    mutex_.Await(absl::Condition(&ready));
+    if (drain_) return std::nullopt;
+    return welcome_;
   }
 
   // The next assignment; nothing when it is time to exit.
@@ -69,20 +94,41 @@ class Mailbox : public LinkHandler {
   }
 
  private:
+  std::string Described(const absl::Status& status) {
+    if (server_.empty()) return "rank's link to dlo-serve";
+    absl::MutexLock lock(&mutex_);
+    if (welcome_) return absl::StrCat("lost the link to dlo-serve at ", server_);
+    if (absl::IsFailedPrecondition(status)) {
+      return absl::StrCat("refused by dlo-serve at ", server_);
+    }
+    return absl::StrCat("cannot attach to dlo-serve at ", server_,
+                        " (if it is there and closes the connection, its log says why)");
+  }
+
+  const std::string server_;
+  const MemorySampler* const memory_;
   absl::Mutex mutex_;
+  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::Assignment> assignment_ ABSL_GUARDED_BY(mutex_);
   WaveRunner* runner_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool drain_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // Whatever the working thread is stuck in, perhaps a collective that never ends, is left as it is.
-void ExitIfFromParent(int signal, siginfo_t* info, void* context) {
+void Exit(int) { _exit(kExitTerminated); }
+
+void ExitIfFromParent(int, siginfo_t* info, void*) {
   if (info->si_pid == getppid()) _exit(kExitTerminated);
 }
 
-void HandleSignals() {
-  signal(SIGINT, SIG_IGN);
+void HandleSignals(bool remote) {
   signal(SIGPIPE, SIG_IGN);
+  if (remote) {
+    signal(SIGINT, Exit);
+    signal(SIGTERM, Exit);
+    return;
+  }
+  signal(SIGINT, SIG_IGN);
   struct sigaction action = {};
   action.sa_sigaction = ExitIfFromParent;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
@@ -100,14 +146,56 @@ std::vector<int> BlamedRanks(const absl::Status& status, const std::vector<int>&
   return ranks;
 }
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const WorkerOptions& options) {
+  if (options.connect.empty()) {
+    const int flags = fcntl(options.link_fd, F_GETFL);
+    if (flags < 0 || fcntl(options.link_fd, F_SETFL, flags | O_NONBLOCK) < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--link-fd=", options.link_fd,
+                       " is not an open descriptor; dlo-serve starts its workers itself, those on "
+                       "other hosts are started with --connect"));
+    }
+    return grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd);
+  }
+  RouteGrpcLog();
+  ASSIGN_OR_RETURN(const LinkTls tls, LoadLinkTls(options.tls));
+  std::shared_ptr<grpc::Channel> channel = LinkChannel(options.connect, tls, options.keepalive);
+  spdlog::info("connecting to dlo-serve at {}", options.connect);
+  // It may come up later than we do. If it does not, the call that follows tells why.
+  channel->WaitForConnected(absl::ToChronoTime(absl::Now() + options.connect_timeout));
+  return channel;
+}
+
+absl::StatusOr<std::unique_ptr<FlightRecorder>> OpenRecorder(const WorkerOptions& options) {
+  if (options.recorder_fd >= 0) return FlightRecorder::Open(options.recorder_fd);
+  if (!options.recorder_file.empty()) return FlightRecorder::OpenFile(options.recorder_file);
+  return FlightRecorder::Private();
+}
+
+// Tells dlo-serve, which ends us otherwise before it has heard.
+int FailToStart(LinkClient& link, const absl::Status& status) {
+  spdlog::error("cannot load the model: {}", std::string(status.message()));
+  v1::FromWorker message;
+  message.mutable_load_failed()->set_code(static_cast<int>(status.code()));
+  message.mutable_load_failed()->set_message(std::string(status.message()));
+  link.Send(std::move(message));
+  link.Close(kCloseTimeout);
+  return 1;
+}
+
 }  // namespace
 
 int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
-  HandleSignals();
-  const int flags = fcntl(options.link_fd, F_GETFL);
-  if (flags < 0 || fcntl(options.link_fd, F_SETFL, flags | O_NONBLOCK) < 0) {
-    spdlog::error("--link-fd={} is not an open descriptor; dlo-serve starts its workers itself",
-                  options.link_fd);
+  const bool remote = !options.connect.empty();
+  HandleSignals(remote);
+  absl::StatusOr<std::unique_ptr<FlightRecorder>> recorder = OpenRecorder(options);
+  if (!recorder.ok()) {
+    spdlog::error("{}", std::string(recorder.status().message()));
+    return 1;
+  }
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = OpenChannel(options);
+  if (!channel.ok()) {
+    spdlog::error("{}", std::string(channel.status().message()));
     return 1;
   }
 
@@ -117,8 +205,21 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   hello.set_rank(options.rank);
   hello.set_pid(getpid());
   hello.set_incarnation(options.incarnation);
-  Mailbox mailbox;
-  LinkClient link(grpc::CreateInsecureChannelFromFd("dlo-serve", options.link_fd), hello, &mailbox);
+  MemorySampler memory;
+  Mailbox mailbox(options.connect, &memory);
+  LinkClient link(*channel, hello, &mailbox);
+  if (remote) {
+    const std::optional<v1::Welcome> welcome = mailbox.WaitWelcome();
+    if (!welcome) {
+      link.Close(kCloseTimeout);
+      return 0;
+    }
+    spdlog::info("attached to dlo-serve at {}", options.connect);
+    if (options.on_welcome) {
+      const absl::Status status = options.on_welcome(*welcome);
+      if (!status.ok()) return FailToStart(link, status);
+    }
+  }
 
   const Failpoints failpoints(options.failpoints, options.rank, options.link_fd);
   const auto send = [&](v1::FromWorker m) {
@@ -126,18 +227,14 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
                            [&link](v1::FromWorker n) { return link.Send(std::move(n)); });
   };
   failpoints.OnLoading();
-  absl::StatusOr<LoadedPipeline> loaded = load();
-  v1::FromWorker message;
-  if (!loaded.ok()) {
-    spdlog::error("cannot load the model: {}", std::string(loaded.status().message()));
-    message.mutable_load_failed()->set_code(static_cast<int>(loaded.status().code()));
-    message.mutable_load_failed()->set_message(std::string(loaded.status().message()));
-    link.Send(std::move(message));
-    link.Close(kCloseTimeout);
-    return 1;
-  }
-  WaveRunner runner(loaded->pipeline.get(), options.rank, send);
+  const FlightToken loading = (*recorder)->Begin(FlightOp::kLoad);
+  absl::StatusOr<LoadedPipeline> loaded = load(recorder->get());
+  (*recorder)->End(loading, loaded.ok());
+  if (!loaded.ok()) return FailToStart(link, loaded.status());
+  WaveRunner runner(loaded->pipeline.get(), options.rank, send, recorder->get());
   mailbox.SetRunner(&runner);
+  memory.SetPipeline(loaded->pipeline.get());
+  v1::FromWorker message;
   message.mutable_ready();
   send(std::move(message));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
@@ -156,6 +253,7 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   }
   link.Close(kCloseTimeout);
   mailbox.SetRunner(nullptr);
+  memory.SetPipeline(nullptr);
   return 0;
 }
 

@@ -74,8 +74,8 @@ at::Tensor RelativePositionBuckets(int64_t length, int64_t num_buckets, int64_t 
   return bucket + (relative > 0).to(at::kLong) * per_side;
 }
 
-Umt5Encoder::Umt5Encoder(const Umt5Config& config, ComponentWeights weights)
-    : config_(config), weights_(std::move(weights)) {}
+Umt5Encoder::Umt5Encoder(const Umt5Config& config, ComponentWeights weights, HostTable tokens)
+    : config_(config), weights_(std::move(weights)), tokens_(std::move(tokens)) {}
 
 absl::StatusOr<at::Tensor> Umt5Encoder::Encode(const std::vector<int64_t>& ids) {
   for (int64_t id : ids) {
@@ -86,8 +86,9 @@ absl::StatusOr<at::Tensor> Umt5Encoder::Encode(const std::vector<int64_t>& ids) 
     }
   }
   const int64_t length = static_cast<int64_t>(ids.size());
-  const at::Tensor tokens = at::tensor(ids, at::kLong).to(weights_.device());
-  at::Tensor x = at::embedding(weights_.tensor("shared.weight"), tokens).unsqueeze(0);
+  const at::Tensor rows = at::empty({length, config_.d_model}, TorchDType(tokens_.dtype()));
+  RETURN_IF_ERROR(tokens_.ReadRows(ids, static_cast<std::byte*>(rows.data_ptr())));
+  at::Tensor x = rows.to(weights_.device()).unsqueeze(0);
   const at::Tensor buckets = RelativePositionBuckets(length, config_.relative_attention_num_buckets,
                                                      config_.relative_attention_max_distance)
                                  .to(weights_.device());

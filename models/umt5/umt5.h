@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "loader/host_table.h"
 #include "models/component_weights.h"
 #include "models/wan/wan_config.h"
 
@@ -22,10 +23,11 @@ namespace dlo {
 
 class Umt5Encoder {
  public:
-  Umt5Encoder(const Umt5Config& config, ComponentWeights weights);
+  // `weights` has every tensor but the token table, of which a prompt needs a few rows only.
+  Umt5Encoder(const Umt5Config& config, ComponentWeights weights, HostTable tokens);
 
   // The embedding of each token: [ids.size(), d_model] in the run dtype. INVALID_ARGUMENT for an id
-  // outside the vocabulary.
+  // outside the vocabulary; errors of HostTable::ReadRows.
   absl::StatusOr<at::Tensor> Encode(const std::vector<int64_t>& ids);
 
   // To be brought in before Encode and put out afterwards.
@@ -34,6 +36,7 @@ class Umt5Encoder {
  private:
   Umt5Config config_;
   ComponentWeights weights_;
+  HostTable tokens_;
 };
 
 // The bucket of each relative position: [length, length] int64, entry (i, j) for key j seen from

@@ -6,13 +6,17 @@
 
 namespace dlo {
 
+TensorSpec Umt5TokenTable(const Umt5Config& config, DType dtype) {
+  return {.name = "shared.weight",
+          .shape = {config.vocab_size, config.d_model},
+          .dtype = dtype,
+          .aliases = {"encoder.embed_tokens.weight"}};
+}
+
 std::vector<TensorSpec> Umt5Specs(const Umt5Config& config, DType dtype) {
   const int64_t model = config.d_model, inner = config.num_heads * config.d_kv;
   std::vector<TensorSpec> specs = {
-      {.name = "shared.weight",
-       .shape = {config.vocab_size, model},
-       .dtype = dtype,
-       .aliases = {"encoder.embed_tokens.weight"}},
+      Umt5TokenTable(config, dtype),
       {.name = "encoder.final_layer_norm.weight", .shape = {model}, .dtype = dtype},
   };
   for (int block = 0; block < config.num_layers; ++block) {
@@ -34,6 +38,12 @@ std::vector<TensorSpec> Umt5Specs(const Umt5Config& config, DType dtype) {
     add("1.DenseReluDense.wi_1.weight", {config.d_ff, model});
     add("1.DenseReluDense.wo.weight", {model, config.d_ff});
   }
+  return specs;
+}
+
+std::vector<TensorSpec> Umt5DeviceSpecs(const Umt5Config& config, DType dtype) {
+  std::vector<TensorSpec> specs = Umt5Specs(config, dtype);
+  specs.erase(specs.begin());
   return specs;
 }
 

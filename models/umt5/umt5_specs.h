@@ -12,4 +12,10 @@ namespace dlo {
 // pass binds them: 2 + 10 * num_layers tensors, all in `dtype`.
 std::vector<TensorSpec> Umt5Specs(const Umt5Config& config, DType dtype);
 
+// The first of them: the matrix of token embeddings, whose rows are looked up on the host.
+TensorSpec Umt5TokenTable(const Umt5Config& config, DType dtype);
+
+// All others: what a device needs.
+std::vector<TensorSpec> Umt5DeviceSpecs(const Umt5Config& config, DType dtype);
+
 }  // namespace dlo

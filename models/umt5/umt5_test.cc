@@ -22,11 +22,15 @@ class Umt5Test : public testing::Test {
     return Load(kTiny, scratch_.path(), dtype);
   }
   Umt5Encoder Load(const Umt5Config& config, const std::filesystem::path& dir, DType dtype) {
-    auto checkpoint = Checkpoint::Open(dir);
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights = ComponentWeights::Load(*checkpoint, Umt5Specs(config, dtype), *device_);
+    auto opened = Checkpoint::Open(dir);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    const auto checkpoint = std::make_shared<const Checkpoint>(*std::move(opened));
+    auto weights = ComponentWeights::Load(*checkpoint, Umt5DeviceSpecs(config, dtype), *device_,
+                                          {.partial = true});
     EXPECT_TRUE(weights.ok()) << weights.status();
-    return Umt5Encoder(config, *std::move(weights));
+    auto tokens = HostTable::Create(checkpoint, Umt5TokenTable(config, dtype));
+    EXPECT_TRUE(tokens.ok()) << tokens.status();
+    return Umt5Encoder(config, *std::move(weights), *std::move(tokens));
   }
 
   std::unique_ptr<Device> device_ = *OpenDevice(DeviceKind::kCpu, 0);

@@ -16,7 +16,7 @@ std::vector<std::string> WanComponentNames(const WanConfig& config) {
 OffloadPlan WanOffloadPlan(const WanConfig& config, DType dtype) {
   OffloadPlan plan;
   plan.components.push_back({.name = "text_encoder",
-                             .specs = Umt5Specs(config.text_encoder, dtype),
+                             .specs = Umt5DeviceSpecs(config.text_encoder, dtype),
                              .ring = kWanTextRing,
                              .stage = ComponentStage::kText});
   plan.components.push_back({.name = "transformer",

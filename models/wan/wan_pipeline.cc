@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "loader/checkpoint.h"
+#include "loader/host_table.h"
+#include "loader/host_weight_plan.h"
 #include "models/component_weights.h"
 #include "models/cpu_allocator.h"
 #include "models/model_card.h"
@@ -28,11 +31,14 @@
 #include "models/text/prompt_clean.h"
 #include "models/text/t5_tokenizer.h"
 #include "models/umt5/umt5.h"
+#include "models/umt5/umt5_specs.h"
 #include "models/wan/transformer.h"
 #include "models/wan/vae.h"
 #include "models/wan/wan_card.h"
 #include "models/wan/wan_offload_plan.h"
 #include "models/wan/wan_plan.h"
+#include "models/wan/wan_weight_needs.h"
+#include "offload/timeline.h"
 #include "runtime/device.h"
 
 namespace dlo {
@@ -40,6 +46,10 @@ namespace {
 
 // Text rows the transformer sees for every prompt; what a prompt does not fill is zeros.
 constexpr int kTextRows = 512;
+
+// Of a timeline: the newest. With at most 4 events of 120 bytes each, and 1000 steps, it stays
+// below 3 MiB.
+constexpr int64_t kTimelineVisits = 6000;
 
 absl::Status Cancelled() { return absl::CancelledError("the request was cancelled"); }
 
@@ -64,25 +74,87 @@ auto CatchTorch(F f) -> decltype(f()) {
   }
 }
 
+// Notes when the stages and steps of a request begin and end, and passes on what it hears.
+class TimelineObserver : public GenerationObserver {
+ public:
+  // `timeline` null: only passes on. Its times count from `zero`.
+  TimelineObserver(GenerationObserver& observer, Timeline* timeline, absl::Time zero)
+      : observer_(observer), timeline_(timeline), zero_(zero) {}
+
+  void OnStage(Stage stage) override {
+    if (timeline_ != nullptr) {
+      constexpr const char* kNames[] = {"text", "denoise", "decode"};
+      const absl::Duration now = Now();
+      if (!timeline_->stages.empty()) timeline_->stages.back().end = now;
+      timeline_->stages.push_back({kNames[static_cast<int>(stage)], now, now});
+      step_begin_ = now;
+    }
+    observer_.OnStage(stage);
+  }
+  void OnStep(int step, int num_steps) override {
+    if (timeline_ != nullptr) {
+      const absl::Duration now = Now();
+      timeline_->steps.push_back({absl::StrCat("step ", step), step_begin_, now});
+      step_begin_ = now;
+    }
+    observer_.OnStep(step, num_steps);
+  }
+  absl::Status OnFrames(const FrameSpan& frames) override { return observer_.OnFrames(frames); }
+  bool cancelled() const override { return observer_.cancelled(); }
+
+  // The last stage has ended.
+  void Close() {
+    if (timeline_ != nullptr) timeline_->stages.back().end = Now();
+  }
+
+ private:
+  absl::Duration Now() const { return absl::Now() - zero_; }
+
+  GenerationObserver& observer_;
+  Timeline* const timeline_;
+  const absl::Time zero_;
+  absl::Duration step_begin_;
+};
+
 absl::Status Annotate(const absl::Status& status, absl::string_view component) {
   return status.ok() ? status
                      : absl::Status(status.code(), absl::StrCat(component, ": ", status.message()));
 }
 
-absl::StatusOr<ComponentWeights> LoadComponent(const std::filesystem::path& root,
-                                               const OffloadComponent& component, Device& device,
-                                               LoadOptions options,
-                                               const WeightPlacement& placement) {
-  if (component.name == "vae") {
-    options.ignore_unexpected = {"encoder.", "quant_conv."};  // serving only decodes
-  } else if (component.stage == ComponentStage::kDenoise) {
-    // diffusers, too, passes over these norms of image-conditioned checkpoints.
-    options.ignore_unexpected = {"norm_added_q"};
+// A component's weight files and what they must give.
+struct Source {
+  ComponentNeeds needs;
+  std::shared_ptr<const Checkpoint> checkpoint;
+};
+
+absl::StatusOr<std::vector<Source>> OpenSources(const std::filesystem::path& root,
+                                                const WanConfig& config, DType dtype) {
+  std::vector<Source> sources;
+  std::vector<ComponentNeeds> all = WanWeightNeeds(config, dtype);
+  for (ComponentNeeds& needs : all) {
+    absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / needs.folder);
+    if (!checkpoint.ok()) return Annotate(checkpoint.status(), needs.name);
+    LoadOptions whole;
+    whole.ignore_unexpected = needs.ignore_unexpected;
+    absl::Status status = CheckTensors(*checkpoint, needs.specs, whole);
+    if (!status.ok()) return Annotate(status, needs.name);
+    sources.push_back(
+        {std::move(needs), std::make_shared<const Checkpoint>(*std::move(checkpoint))});
   }
-  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / component.name);
-  if (!checkpoint.ok()) return Annotate(checkpoint.status(), component.name);
+  return sources;
+}
+
+absl::StatusOr<ComponentWeights> LoadComponent(const OffloadComponent& component,
+                                               const Source& source, Device& device, int threads,
+                                               const WeightPlacement& placement,
+                                               const ComponentPlan* plan) {
+  // OpenSources has seen to it that nothing is left over.
+  const LoadOptions options = {.partial = true, .threads = threads};
   absl::StatusOr<ComponentWeights> weights =
-      ComponentWeights::Load(*checkpoint, component.specs, device, options, placement);
+      plan != nullptr && plan->mapped()
+          ? ComponentWeights::LoadMapped(source.checkpoint, component.specs, device, options,
+                                         placement, *plan)
+          : ComponentWeights::Load(*source.checkpoint, component.specs, device, options, placement);
   if (!weights.ok()) return Annotate(weights.status(), component.name);
   return weights;
 }
@@ -119,28 +191,56 @@ absl::Status WanPipeline::health() const {
   return c_.weight_group == nullptr ? absl::OkStatus() : c_.weight_group->status();
 }
 
+DeviceMemory WanPipeline::UsedMemory() const {
+  DeviceMemory memory = c_.device->memory();
+  if (c_.device->kind() == DeviceKind::kCpu) {
+    // Buffers do not change during a stage, so the peaks add up.
+    const DeviceMemory tensors = CpuTensorMemory();
+    memory.used_bytes += tensors.used_bytes;
+    memory.peak_bytes += tensors.peak_bytes;
+  }
+  return memory;
+}
+
 int64_t WanPipeline::TakeDevicePeak() {
-  int64_t peak = c_.device->memory().peak_bytes;
-  // Buffers do not change during a stage, so the peaks add up.
-  if (c_.device->kind() == DeviceKind::kCpu) peak += CpuTensorMemory().peak_bytes;
+  const int64_t peak = UsedMemory().peak_bytes;
+  stages_peak_ = std::max<int64_t>(stages_peak_, peak);
   c_.device->ResetPeak();
   ResetCpuTensorPeak();
   return peak;
 }
 
+PipelineMemory WanPipeline::memory() const {
+  const int64_t at_rest = tensors_at_rest_;
+  const DeviceMemory memory = UsedMemory();
+  const int64_t tensors = memory.used_bytes - memory.buffer_bytes;
+  return {.used_bytes = memory.used_bytes,
+          .peak_bytes = std::max<int64_t>(stages_peak_, memory.peak_bytes),
+          .weights_bytes = memory.buffer_bytes + (at_rest < 0 ? tensors : at_rest),
+          .pinned_bytes = memory.host_bytes};
+}
+
 absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
-                                                 GenerationObserver& observer) {
+                                                 GenerationObserver& request_observer) {
   GenerationStats stats;
+  visits_.reset();
+  if (request.trace && c_.streamer != nullptr) visits_.emplace(kTimelineVisits);
   TakeDevicePeak();
+  stages_peak_ = 0;
+  const DeviceMemory before = UsedMemory();
+  tensors_at_rest_ = before.used_bytes - before.buffer_bytes;
+  const absl::Cleanup at_rest = [this] { tensors_at_rest_ = -1; };
   // In a group the slots are needed for the rest of the plan, whatever becomes of the request.
   absl::Cleanup give_back = [this] {
     if (c_.streamer != nullptr && c_.weight_group == nullptr) c_.streamer->Stop().IgnoreError();
   };
   if (c_.streamer != nullptr) {
     ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(c_.config, request.settings, c_.resident_blocks));
-    RETURN_IF_ERROR(c_.streamer->Start(std::move(plan)));
+    RETURN_IF_ERROR(c_.streamer->Start(std::move(plan), visits_ ? &*visits_ : nullptr));
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = c_.streamer != nullptr ? c_.streamer->start_time() : absl::Now();
+  Timeline timeline;
+  TimelineObserver observer(request_observer, request.trace ? &timeline : nullptr, start);
 
   observer.OnStage(Stage::kEncodingText);
   ASSIGN_OR_RETURN(const std::vector<TextEmbedding> texts, EncodePrompts(request, observer));
@@ -151,8 +251,8 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   observer.OnStage(Stage::kDenoising);
   ASSIGN_OR_RETURN(const at::Tensor latents, Denoise(request.settings, texts, observer));
   if (c_.streamer != nullptr) {
-    stats.bus_bytes = c_.streamer->stats().bus_bytes;
     RETURN_IF_ERROR(c_.streamer->Stop());
+    TellStreaming(&stats);
   }
   const absl::Time denoise_end = absl::Now();
   stats.denoise = denoise_end - text_end;
@@ -162,6 +262,16 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
   RETURN_IF_ERROR(Decode(latents, observer));
   stats.decode = absl::Now() - denoise_end;
   stats.device_bytes_peak_decode = TakeDevicePeak();
+  observer.Close();
+  if (request.trace) {
+    if (c_.streamer != nullptr) {
+      timeline.visits = &*visits_;
+      timeline.fill_kind = c_.streamer->fill_kind();
+      timeline.deliver_kind = c_.streamer->deliver_kind();
+      timeline.ring_names = {"text_encoder", "transformer", "transformer_2"};
+    }
+    stats.timeline = TimelineJson(timeline);
+  }
   return stats;
 }
 
@@ -181,6 +291,19 @@ absl::StatusOr<std::vector<TextEmbedding>> WanPipeline::EncodePrompts(
     texts.push_back(std::move(negative));
   }
   return texts;
+}
+
+void WanPipeline::TellStreaming(GenerationStats* stats) {
+  const StreamerStats text = c_.streamer->stats(kWanTextRing);
+  StreamerStats denoise;
+  for (size_t i = 0; i < c_.experts.size(); ++i) {
+    denoise += c_.streamer->stats(kWanTransformerRing + static_cast<int>(i));
+  }
+  stats->bus_bytes = text.bus_bytes + denoise.bus_bytes;
+  for (const auto& [stage, streamed] :
+       {std::pair(Stage::kEncodingText, text), std::pair(Stage::kDenoising, denoise)}) {
+    if (streamed.visits > 0) stats->streaming.push_back({stage, streamed});
+  }
 }
 
 absl::StatusOr<TextEmbedding> WanPipeline::EncodeText(const std::vector<int64_t>& ids,
@@ -286,6 +409,25 @@ absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes)
                                          : dlo::CheckHostMemory(need, options.processes_on_host);
 }
 
+// Where the host's copies of streamed blocks come from; each component's answer is logged. Empty
+// unless blocks are streamed whole.
+absl::StatusOr<HostWeightPlan> PlanSources(const PipelineOptions& options, const Device& device,
+                                           const std::vector<Source>& sources) {
+  if (options.stream_slots == 0 || options.weight_group != nullptr) return HostWeightPlan();
+  const HostWeightSettings settings = {.mmap = options.checkpoint_mmap,
+                                       .packs = device.kind() == DeviceKind::kCpu};
+  std::vector<ComponentNeeds> needs;
+  std::vector<WeightSource> described;
+  for (const Source& source : sources) {
+    needs.push_back(source.needs);
+    described.push_back(DescribeSource(source.needs.folder, *source.checkpoint));
+  }
+  HostWeightPlan plan = PlanHostWeights(needs, described, settings);
+  RETURN_IF_ERROR(CheckHostWeightPlan(plan, settings));
+  LogHostWeightPlan(plan);
+  return plan;
+}
+
 absl::Status Agree(const PipelineOptions& options, const Device& device,
                    const std::vector<std::vector<HostBlock>>& rings) {
   std::vector<Setting> settings = options.agreement;
@@ -354,7 +496,6 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
   if (kind == DeviceKind::kCpu) CountCpuTensors();
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const LoadOptions load = {.threads = options.threads};
   ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
 
   const OffloadPlan plan = WanOffloadPlan(config, options.dtype);
@@ -373,19 +514,34 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
     if (component.stage == ComponentStage::kDenoise) placement.resident_blocks = resident_blocks;
     return placement;
   };
+  ASSIGN_OR_RETURN(const std::vector<Source> sources,
+                   OpenSources(options.root, config, options.dtype));
+  ASSIGN_OR_RETURN(const HostWeightPlan host_plan, PlanSources(options, *device, sources));
   if (streams) {
     int64_t need_bytes = 0;
     for (const OffloadComponent& component : plan.components) {
-      need_bytes += ComponentWeights::HostBlockBytes(component.specs, placement(component));
+      const ComponentPlan* mapped = host_plan.Find(component.name);
+      // The kernel can take pages of a file back.
+      need_bytes += mapped != nullptr && mapped->mapped()
+                        ? mapped->cast_bytes
+                        : ComponentWeights::HostBlockBytes(component.specs, placement(component));
     }
     RETURN_IF_ERROR(CheckHostMemory(options, need_bytes));
   }
 
   std::map<std::string, ComponentWeights> weights;
-  for (const OffloadComponent& component : plan.components) {
+  std::optional<HostTable> tokens;
+  for (size_t i = 0; i < plan.components.size(); ++i) {
+    const OffloadComponent& component = plan.components[i];
     ASSIGN_OR_RETURN(ComponentWeights loaded,
-                     LoadComponent(options.root, component, *device, load, placement(component)));
+                     LoadComponent(component, sources[i], *device, options.threads,
+                                   placement(component), host_plan.Find(component.name)));
     weights.emplace(component.name, std::move(loaded));
+    if (component.stage == ComponentStage::kText) {
+      ASSIGN_OR_RETURN(tokens,
+                       HostTable::Create(sources[i].checkpoint,
+                                         Umt5TokenTable(config.text_encoder, options.dtype)));
+    }
   }
 
   std::unique_ptr<BlockStreamer> streamer;
@@ -397,16 +553,18 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
       rings[*component.ring] = weights.at(component.name).host_blocks();
     }
     if (options.weight_group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
-    ASSIGN_OR_RETURN(
-        streamer, BlockStreamer::Create(*device, std::move(rings), {.slots = options.stream_slots},
-                                        options.weight_group.get()));
+    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(
+                                   *device, std::move(rings),
+                                   {.slots = options.stream_slots, .recorder = options.recorder},
+                                   options.weight_group.get()));
     // There is room for the slots; they come back with the first request.
     RETURN_IF_ERROR(streamer->Stop());
     for (const OffloadComponent& component : plan.components) {
       if (component.ring) weights.at(component.name).StreamFrom(*streamer, *component.ring);
     }
   }
-  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")));
+  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")),
+                           *std::move(tokens));
   std::vector<WanTransformer> experts;
   experts.emplace_back(config.transformer, std::move(weights.at("transformer")));
   if (config.transformer_2) {

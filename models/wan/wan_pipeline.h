@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "models/wan/vae.h"
 #include "models/wan/wan_config.h"
 #include "offload/block_streamer.h"
+#include "offload/visit_log.h"
 #include "runtime/communicator.h"
 #include "runtime/device.h"
 
@@ -53,6 +55,8 @@ class WanPipeline : public VideoPipeline {
   absl::Status health() const override;
   int64_t visits() const override { return c_.streamer == nullptr ? 0 : c_.streamer->visit(); }
 
+  PipelineMemory memory() const override;
+
   // The stages of Generate. They throw what libtorch throws.
 
   // The embedding of token ids, as one of `text_rows` rows of which the rest are padding.
@@ -77,8 +81,18 @@ class WanPipeline : public VideoPipeline {
                                                            GenerationObserver& observer);
   // Ends the stage: its peak of device memory, from which the next one's is counted.
   int64_t TakeDevicePeak();
+  // Fills in what the streamer measured.
+  void TellStreaming(GenerationStats* stats);
+
+  // With what libtorch holds, on the CPU too.
+  DeviceMemory UsedMemory() const;
 
   WanComponents c_;
+  // Of the latest request's stages that have ended.
+  std::atomic<int64_t> stages_peak_ = 0;
+  // What libtorch held when the request that runs began: weights. -1: none runs.
+  std::atomic<int64_t> tensors_at_rest_ = -1;
+  std::optional<VisitLog> visits_;  // of a request with trace, until the next one
 };
 
 // Loads the repository at options.root. Errors name the component's file; see ReadWanConfig,

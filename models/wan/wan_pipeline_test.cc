@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/umt5/umt5_specs.h"
@@ -214,6 +216,15 @@ ComponentWeights LoadFrom(const std::filesystem::path& dir, const std::vector<Te
   return *std::move(weights);
 }
 
+HostTable TokensFrom(const std::filesystem::path& dir, DType dtype) {
+  auto checkpoint = Checkpoint::Open(dir);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  auto table = HostTable::Create(std::make_shared<const Checkpoint>(*std::move(checkpoint)),
+                                 Umt5TokenTable(kTinyText, dtype));
+  EXPECT_TRUE(table.ok()) << table.status();
+  return *std::move(table);
+}
+
 WanPipeline HashPipeline(const HashCase& c, const std::filesystem::path& dir) {
   WanConfig config;
   config.transformer = TinyTransformer(c.ti2v ? 48 : 16);
@@ -234,7 +245,8 @@ WanPipeline HashPipeline(const HashCase& c, const std::filesystem::path& dir) {
   const auto specs = WanTransformerSpecs(config.transformer, c.dtype);
   experts.emplace_back(config.transformer, load("transformer", specs));
   if (c.two_experts) experts.emplace_back(config.transformer, load("transformer_2", specs));
-  Umt5Encoder text(kTinyText, load("text_encoder", Umt5Specs(kTinyText, c.dtype)));
+  ComponentWeights text_weights = load("text_encoder", Umt5Specs(kTinyText, c.dtype));
+  Umt5Encoder text(kTinyText, std::move(text_weights), TokensFrom(dir / "text_encoder", c.dtype));
   const ComponentWeights vae_weights = load("vae", WanVaeSpecs(config.vae, false));
   WanVae vae(config.vae, [&](const std::string& name) { return vae_weights.tensor(name); });
   return WanPipeline(WanComponents{.config = std::move(config),
@@ -513,7 +525,8 @@ void ExpectPublished(bool two_experts, bool ti2v, const char* solver, double shi
   }
   const auto text_specs = Umt5Specs(kTinyText, DType::kF32);
   ASSERT_TRUE(WriteHashCheckpoint(scratch.path() / "text", text_specs).ok());
-  Umt5Encoder text(kTinyText, LoadFrom(scratch.path() / "text", text_specs, *device));
+  Umt5Encoder text(kTinyText, LoadFrom(scratch.path() / "text", text_specs, *device),
+                   TokensFrom(scratch.path() / "text", DType::kF32));
   WanPipeline pipeline(WanComponents{.config = config,
                                      .device = std::move(device),
                                      .tokenizer = nullptr,
@@ -614,6 +627,41 @@ TEST_F(ShapesBehaviour, FramesArriveWhileDecoding) {
   EXPECT_EQ(recorder.video().size(0), 5);
 }
 
+// Looks at the pipeline's memory after each step, and keeps no tensors.
+class MemoryWatcher : public GenerationObserver {
+ public:
+  explicit MemoryWatcher(const VideoPipeline& pipeline) : pipeline_(pipeline) {}
+  void OnStage(Stage) override {}
+  void OnStep(int, int) override { after_steps.push_back(pipeline_.memory()); }
+  absl::Status OnFrames(const FrameSpan&) override { return absl::OkStatus(); }
+  bool cancelled() const override { return false; }
+
+  std::vector<PipelineMemory> after_steps;
+
+ private:
+  const VideoPipeline& pipeline_;
+};
+
+TEST_F(ShapesBehaviour, MemoryIsWeightsAtRestAndMoreWhileARequestRuns) {
+  const PipelineMemory before = pipeline_->memory();
+  EXPECT_GT(before.weights_bytes, 0);
+  EXPECT_EQ(before.used_bytes, before.weights_bytes);
+  EXPECT_EQ(before.pinned_bytes, 0);
+  MemoryWatcher watcher(*pipeline_);
+  const auto stats = pipeline_->Generate(request_, watcher);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  ASSERT_EQ(watcher.after_steps.size(), 3u);
+  for (const PipelineMemory& memory : watcher.after_steps) {
+    EXPECT_EQ(memory.weights_bytes, before.weights_bytes);
+    EXPECT_GT(memory.used_bytes, memory.weights_bytes);
+    EXPECT_GE(memory.peak_bytes, memory.used_bytes);
+  }
+  const PipelineMemory after = pipeline_->memory();
+  EXPECT_EQ(after.used_bytes, before.used_bytes);
+  EXPECT_EQ(after.weights_bytes, before.weights_bytes);
+  EXPECT_EQ(after.peak_bytes, stats->device_bytes_peak());
+}
+
 TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
   Recorder recorder;
   request_.settings.solver = "dpm";
@@ -626,19 +674,35 @@ TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
 
 // ---- Streamed weights give the bytes of resident ones ----
 
-class Streamed : public testing::TestWithParam<const char*> {};
+std::filesystem::path RepositoryOf(const std::string& name) {
+  return name == "shapes" ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
+                          : GoldenDir() / name / "repo";
+}
 
-TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
-  const auto root = GetParam() == std::string("shapes")
-                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
-                        : GoldenDir() / GetParam() / "repo";
+VideoRequest SmallRequest(const std::filesystem::path& root) {
   auto card = ReadModelCard(root);
-  ASSERT_TRUE(card.ok()) << card.status();
+  EXPECT_TRUE(card.ok()) << card.status();
   VideoRequest request = {"a yellow star moving down", "blurred", {}};
-  ASSERT_TRUE((*card)
+  EXPECT_TRUE((*card)
                   ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
                             /*random_seed=*/3, &request.settings)
                   .empty());
+  return request;
+}
+
+// A repository and the dtypes in which all its streamed weights are stored as they run.
+struct StreamedCase {
+  const char* repository;
+  std::vector<DType> mapped;
+};
+
+void PrintTo(const StreamedCase& c, std::ostream* out) { *out << c.repository; }
+
+class Streamed : public testing::TestWithParam<StreamedCase> {};
+
+TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
+  const auto root = RepositoryOf(GetParam().repository);
+  const VideoRequest request = SmallRequest(root);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     auto resident = LoadWanPipeline({.root = root, .dtype = dtype});
     ASSERT_TRUE(resident.ok()) << resident.status();
@@ -646,31 +710,113 @@ TEST_P(Streamed, VideosAreByteIdenticalToResidentOnes) {
     auto resident_stats = (*resident)->Generate(request, expected);
     ASSERT_TRUE(resident_stats.ok());
     resident->reset();
-    for (int slots : {2, 3}) {
-      auto streamed = LoadWanPipeline({.root = root, .dtype = dtype, .stream_slots = slots});
-      ASSERT_TRUE(streamed.ok()) << streamed.status();
-      // Cancelled in between, so that a request follows an abandoned plan.
-      Recorder first, cancelled, third;
-      cancelled.cancel_after_step = 2;
-      auto stats = (*streamed)->Generate(request, first);
-      ASSERT_TRUE(stats.ok()) << stats.status();
-      EXPECT_EQ((*streamed)->Generate(request, cancelled).status().code(),
-                absl::StatusCode::kCancelled);
-      ASSERT_TRUE((*streamed)->Generate(request, third).ok());
-      EXPECT_TRUE(at::equal(first.video(), expected.video()));
-      EXPECT_TRUE(at::equal(third.video(), expected.video()));
-      EXPECT_GT(stats->bus_bytes, 0);
-      if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
-        EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
+    const bool mapped = testing::Value(dtype, testing::AnyOfArray(GetParam().mapped));
+    // With auto, what is not stored as it runs is private, also one component alone.
+    for (CheckpointMmap mmap :
+         {CheckpointMmap::kOff, mapped ? CheckpointMmap::kOn : CheckpointMmap::kAuto}) {
+      for (int slots : {2, 3}) {
+        SCOPED_TRACE(absl::StrCat(DTypeName(dtype), ", mapped: ", CheckpointMmapName(mmap), ", ",
+                                  slots, " slots"));
+        auto streamed = LoadWanPipeline(
+            {.root = root, .dtype = dtype, .stream_slots = slots, .checkpoint_mmap = mmap});
+        ASSERT_TRUE(streamed.ok()) << streamed.status();
+        // Cancelled in between, so that a request follows an abandoned plan.
+        Recorder first, cancelled, third;
+        cancelled.cancel_after_step = 2;
+        auto stats = (*streamed)->Generate(request, first);
+        ASSERT_TRUE(stats.ok()) << stats.status();
+        EXPECT_EQ((*streamed)->Generate(request, cancelled).status().code(),
+                  absl::StatusCode::kCancelled);
+        ASSERT_TRUE((*streamed)->Generate(request, third).ok());
+        EXPECT_TRUE(at::equal(first.video(), expected.video()));
+        EXPECT_TRUE(at::equal(third.video(), expected.video()));
+        EXPECT_GT(stats->bus_bytes, 0);
+        if (mmap == CheckpointMmap::kOff) {
+          // What was streamed lies in host buffers, each byte at least once.
+          EXPECT_GT((*streamed)->memory().pinned_bytes, 0);
+          EXPECT_LE((*streamed)->memory().pinned_bytes, stats->bus_bytes);
+        }
+        // Both stages that stream say what, and whatever was waited for was part of the stage.
+        ASSERT_EQ(stats->streaming.size(), 2u);
+        int64_t bus_bytes = 0;
+        for (const StageStreaming& stage : stats->streaming) {
+          const bool text = stage.stage == Stage::kEncodingText;
+          EXPECT_GT(stage.streamed.visits, 0);
+          EXPECT_GT(stage.streamed.copy_time, absl::ZeroDuration());
+          EXPECT_GE(stage.streamed.stall(), absl::ZeroDuration());
+          EXPECT_LT(stage.streamed.stall(), text ? stats->text : stats->denoise);
+          bus_bytes += stage.streamed.bus_bytes;
+        }
+        EXPECT_EQ(bus_bytes, stats->bus_bytes);
+        EXPECT_TRUE(stats->timeline.empty());
+        if (root.filename() == "shapes") {  // the others have hardly more blocks than slots
+          EXPECT_LT(stats->device_bytes_peak(), resident_stats->device_bytes_peak());
+        }
       }
     }
+    if (mapped) continue;
+    auto refused = LoadWanPipeline(
+        {.root = root, .dtype = dtype, .stream_slots = 2, .checkpoint_mmap = CheckpointMmap::kOn});
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.status().message()),
+                testing::AllOf(testing::HasSubstr("host_weights.checkpoint_mmap is on"),
+                               testing::HasSubstr(absl::StrCat("the run's ", DTypeName(dtype)))));
   }
 }
 
+// Every visit of a real request within its stage, and every step.
+TEST_P(Streamed, TimelinesShowStagesStepsAndVisits) {
+  const auto root = RepositoryOf(GetParam().repository);
+  VideoRequest request = SmallRequest(root);
+  request.trace = true;
+  for (const int slots : {0, 2}) {
+    auto pipeline = LoadWanPipeline({.root = root, .dtype = DType::kF32, .stream_slots = slots});
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    Recorder recorder;
+    auto stats = (*pipeline)->Generate(request, recorder);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    const nlohmann::json timeline = nlohmann::json::parse(stats->timeline);
+    std::map<std::string, std::pair<double, double>> stages;  // begin and end in us
+    int64_t steps = 0, visits = 0;
+    for (const auto& event : timeline["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      const std::string name = event["name"];
+      const double begin = event["ts"], end = begin + event["dur"].get<double>();
+      if (name == "text" || name == "denoise" || name == "decode") {
+        stages[name] = {begin, end};
+      } else if (name.rfind("step ", 0) == 0) {
+        EXPECT_EQ(name, absl::StrCat("step ", ++steps));
+        EXPECT_GE(begin, stages["denoise"].first);
+        EXPECT_LE(end, stages["denoise"].second + 1);
+      } else if (event["tid"] == 2 && name != "wait") {  // computing
+        EXPECT_EQ(event["args"]["visit"], visits++);
+        // Clocks of host and streams agree to well below a millisecond.
+        const auto& stage = stages[name.rfind("text_encoder ", 0) == 0 ? "text" : "denoise"];
+        EXPECT_GE(begin, stage.first - 1000) << name;
+        EXPECT_LE(end, stage.second + 1000) << name;
+      }
+    }
+    EXPECT_EQ(stages.size(), 3u);
+    EXPECT_NEAR(stages["text"].second, stages["denoise"].first, 0.002);
+    EXPECT_EQ(steps, 4);
+    int64_t streamed = 0;
+    for (const StageStreaming& stage : stats->streaming) streamed += stage.streamed.visits;
+    EXPECT_EQ(visits, streamed);
+    EXPECT_EQ(streamed > 0, slots > 0);
+  }
+}
+
+// The demo model stores its text encoder in float32 and its transformer in bfloat16: one of them is
+// mapped, the other private, whatever it runs in.
 INSTANTIATE_TEST_SUITE_P(Families, Streamed,
-                         testing::Values("shapes", "wan21", "wan22-a14b", "wan22-ti2v"),
+                         testing::Values(StreamedCase{"shapes", {}},
+                                         StreamedCase{"wan21", {DType::kF32}},
+                                         StreamedCase{"wan21-bf16", {DType::kBF16}},
+                                         StreamedCase{"wan21-sharded", {DType::kF32}},
+                                         StreamedCase{"wan22-a14b", {DType::kF32}},
+                                         StreamedCase{"wan22-ti2v", {DType::kF32}}),
                          [](const auto& info) {
-                           std::string name = info.param;
+                           std::string name = info.param.repository;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
@@ -678,16 +824,8 @@ INSTANTIATE_TEST_SUITE_P(Families, Streamed,
 // ---- Residency ----
 
 TEST_P(Streamed, ResidentLayersChangeTheTrafficAndNotTheVideo) {
-  const auto root = GetParam() == std::string("shapes")
-                        ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
-                        : GoldenDir() / GetParam() / "repo";
-  auto card = ReadModelCard(root);
-  ASSERT_TRUE(card.ok()) << card.status();
-  VideoRequest request = {"a yellow star moving down", "blurred", {}};
-  ASSERT_TRUE((*card)
-                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
-                            /*random_seed=*/3, &request.settings)
-                  .empty());
+  const auto root = RepositoryOf(GetParam().repository);
+  const VideoRequest request = SmallRequest(root);
   std::optional<at::Tensor> expected;
   int64_t previous_bytes = 0;
   const int64_t num_layers = ReadWanConfig(root)->transformer.num_layers;
@@ -772,6 +910,87 @@ TEST(Residency, AutoFitsTheLimitAndKeepsToIt) {
   EXPECT_EQ(load(kResidentLayersAuto, 1 << 10).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(load(kResidentLayersAuto, 0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// ---- A checkpoint that changes while its pages are streamed ----
+
+class ChangedCheckpoint : public testing::Test {
+ protected:
+  ChangedCheckpoint() {
+    std::filesystem::copy(RepositoryOf("wan21"), scratch_.path(),
+                          std::filesystem::copy_options::recursive |
+                              std::filesystem::copy_options::overwrite_existing);
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path())) {
+      std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_write,
+                                   std::filesystem::perm_options::add);
+    }
+    auto pipeline = LoadWanPipeline({.root = scratch_.path(),
+                                     .dtype = DType::kF32,
+                                     .stream_slots = 2,
+                                     .checkpoint_mmap = CheckpointMmap::kOn});
+    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
+    pipeline_ = *std::move(pipeline);
+    request_ = SmallRequest(scratch_.path());
+  }
+  std::filesystem::path File(const std::string& component) const {
+    return scratch_.path() / component /
+           (component == "text_encoder" ? "model.safetensors"
+                                        : "diffusion_pytorch_model.safetensors");
+  }
+  absl::Status Generate() {
+    Recorder recorder;
+    return pipeline_->Generate(request_, recorder).status();
+  }
+
+  ScratchDir scratch_;
+  std::unique_ptr<VideoPipeline> pipeline_;
+  VideoRequest request_;
+};
+
+TEST_F(ChangedCheckpoint, ATruncatedFileFailsRequestsAndNotTheProcess) {
+  ASSERT_TRUE(Generate().ok());
+  std::filesystem::resize_file(File("transformer"), 8192);
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status status = Generate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()),
+                testing::AllOf(testing::HasSubstr("tensor \"blocks.0."),
+                               testing::HasSubstr(File("transformer").native()),
+                               testing::HasSubstr("truncated")));
+  }
+}
+
+TEST_F(ChangedCheckpoint, AFileThatWasWrittenToOrReplacedIsNotComputedWith) {
+  ASSERT_TRUE(Generate().ok());
+  const auto file = File("text_encoder");
+  std::filesystem::copy_file(file, scratch_.path() / "copy");
+  std::filesystem::rename(scratch_.path() / "copy", file);
+  absl::Status status = Generate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("replaced by another file"));
+  // The same bytes, so that only the time tells.
+  std::filesystem::last_write_time(File("transformer"),
+                                   std::filesystem::file_time_type::clock::now());
+  status = Generate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+}
+
+// All blocks were read when the model was loaded; the token table was not.
+TEST(ChangedTokenTable, FailsRequestsOfAResidentModel) {
+  ScratchDir scratch;
+  std::filesystem::copy(
+      RepositoryOf("wan21"), scratch.path(),
+      std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
+  const auto file = scratch.path() / "text_encoder/model.safetensors";
+  std::filesystem::permissions(file, std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+  auto pipeline = LoadWanPipeline({.root = scratch.path(), .dtype = DType::kF32});
+  ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+  std::filesystem::resize_file(file, 4096);
+  Recorder recorder;
+  const auto stats = (*pipeline)->Generate(SmallRequest(scratch.path()), recorder);
+  EXPECT_EQ(stats.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(stats.status().message()), testing::HasSubstr("shared.weight"));
 }
 
 // ---- Gathered weights, too, whatever the other ranks of the group do ----

@@ -110,7 +110,8 @@ absl::StatusOr<RequestWork> WanWork(const WanConfig& config, DType dtype,
                                     const RequestToPlan& request) {
   const VideoSettings& settings = request.settings;
   RequestWork work;
-  ASSIGN_OR_RETURN(work.plan, WanVisitPlan(config, settings));
+  ASSIGN_OR_RETURN(work.plan, WanVisitPlan(config, settings, request.resident_blocks));
+  ASSIGN_OR_RETURN(const VisitPlan all, WanVisitPlan(config, settings));
   Umt5Config text_encoder = config.text_encoder;
   text_encoder.num_layers = 1;
   work.rings = {{"text_encoder", BlockOf(Umt5Specs(text_encoder, dtype))}};
@@ -132,7 +133,7 @@ absl::StatusOr<RequestWork> WanWork(const WanConfig& config, DType dtype,
   const int64_t frames = (settings.num_frames - 1) / vae.scale_factor_temporal + 1;
   const int64_t height = settings.height / vae.scale_factor_spatial;
   const int64_t width = settings.width / vae.scale_factor_spatial;
-  for (const VisitPlan::Run& run : work.plan.runs()) {
+  for (const VisitPlan::Run& run : all.runs()) {
     if (run.ring == kWanTextRing) continue;
     const WanTransformerConfig& expert =
         run.ring == kWanTransformerRing ? config.transformer : *config.transformer_2;

@@ -6,13 +6,11 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
-#include "runtime/cpu/cpu_stream.h"
 
 namespace dlo {
 namespace {
@@ -42,32 +40,42 @@ void Unmap(std::byte* data, int64_t bytes) { munmap(data, std::max<int64_t>(byte
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(int index) : index_(index) {}
+  CpuDevice(int index, CpuDeviceHooks hooks) : index_(index), hooks_(std::move(hooks)) {}
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   int index() const override { return index_; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override {
+    if (hooks_.allocate) RETURN_IF_ERROR(hooks_.allocate(bytes));
     ASSIGN_OR_RETURN(std::byte* const data, MapAnonymous(bytes));
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     memory_.used_bytes += bytes;
     memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.used_bytes);
     return DeviceBuffer(data, bytes, [this](std::byte* released, int64_t size) {
       Unmap(released, size);
-      absl::MutexLock lock(&mutex_);
+      const std::lock_guard release_lock(mutex_);
       memory_.used_bytes -= size;
     });
   }
 
   absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override {
+    if (hooks_.allocate_host) RETURN_IF_ERROR(hooks_.allocate_host(bytes));
     ASSIGN_OR_RETURN(std::byte* const data, MapAnonymous(bytes));
-    return std::make_unique<CpuHostBuffer>(DeviceBuffer(data, bytes, Unmap));
+    const std::lock_guard lock(mutex_);
+    memory_.host_bytes += bytes;
+    return std::make_unique<CpuHostBuffer>(
+        DeviceBuffer(data, bytes, [this](std::byte* released, int64_t size) {
+          Unmap(released, size);
+          const std::lock_guard release_lock(mutex_);
+          memory_.host_bytes -= size;
+        }));
   }
 
   std::unique_ptr<Stream> CreateStream(const std::string& name) override {
-    return MakeThreadStream(name);
+    return MakeThreadStream(name, hooks_.moves);
   }
   std::unique_ptr<Event> CreateEvent() override { return MakeCpuEvent(); }
+  std::unique_ptr<Stamp> CreateStamp() override { return MakeCpuStamp(); }
   Stream& compute_stream() override { return *compute_stream_; }
 
   absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override {
@@ -78,24 +86,31 @@ class CpuDevice : public Device {
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
   DeviceMemory memory() const override {
-    absl::MutexLock lock(&mutex_);
-    return memory_;
+    const std::lock_guard lock(mutex_);
+    DeviceMemory memory = memory_;
+    memory.buffer_bytes = memory.used_bytes;
+    return memory;
   }
 
   void ResetPeak() override {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     memory_.peak_bytes = memory_.used_bytes;
   }
 
  private:
   const int index_;
+  const CpuDeviceHooks hooks_;
   const std::unique_ptr<Stream> compute_stream_ = MakeInlineStream();
-  mutable absl::Mutex mutex_;
-  DeviceMemory memory_ ABSL_GUARDED_BY(mutex_);
+  // std::mutex rather than absl's: ThreadSanitizer sees through it although Abseil is not built
+  // with it.
+  mutable std::mutex mutex_;
+  DeviceMemory memory_;  // guarded by mutex_
 };
 
 }  // namespace
 
-std::unique_ptr<Device> MakeCpuDevice(int index) { return std::make_unique<CpuDevice>(index); }
+std::unique_ptr<Device> MakeCpuDevice(int index, CpuDeviceHooks hooks) {
+  return std::make_unique<CpuDevice>(index, std::move(hooks));
+}
 
 }  // namespace dlo

@@ -1,10 +1,11 @@
 // Device memory on a CUDA GPU. Links libtorch_cuda so that opening this library also registers
 // libtorch's CUDA kernels.
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -12,95 +13,27 @@
 #include "base/status_macros.h"
 #include "runtime/cuda/cuda_entry.h"
 #include "runtime/cuda/cuda_status.h"
+#include "runtime/cuda/cuda_stream.h"
 
 namespace dlo {
 namespace {
 
-// An event without timing, which is what waits need.
-class CudaEvent : public Event {
- public:
-  CudaEvent() { created_ = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }
-  ~CudaEvent() override {
-    if (created_ == cudaSuccess) cudaEventDestroy(event_);
-  }
-  cudaError_t created() const { return created_; }
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  cudaError_t created_;
-};
-
-// Either a stream of its own or, for computing, whatever stream libtorch has current.
-class CudaStream : public Stream {
- public:
-  static std::unique_ptr<CudaStream> Own() {
-    auto stream = std::make_unique<CudaStream>();
-    stream->own_ = true;
-    stream->status_ = FromCuda(cudaStreamCreateWithFlags(&stream->stream_, cudaStreamNonBlocking),
-                               "create a stream");
-    return stream;
-  }
-  ~CudaStream() override {
-    if (own_ && stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-
-  absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override {
-    return Then([&] {
-      return FromCuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, get()),
-                      "copy to the device");
-    });
-  }
-  absl::Status Pack(std::byte*, absl::Span<const PackPiece>) override {
-    return absl::UnimplementedError("packing is the work of a host thread, not of a CUDA stream");
-  }
-  absl::Status AllGather(Communicator&, const std::byte*, std::byte*, int64_t) override {
-    return absl::UnimplementedError("weight gathers on a CUDA stream are not there yet");
-  }
-  absl::Status Record(Event& event) override {
-    auto& own = static_cast<CudaEvent&>(event);
-    return Then([&] {
-      RETURN_IF_ERROR(FromCuda(own.created(), "create an event"));
-      return FromCuda(cudaEventRecord(own.get(), get()), "record an event");
-    });
-  }
-  absl::Status Wait(const Event& event) override {
-    const auto& own = static_cast<const CudaEvent&>(event);
-    return Then(
-        [&] { return FromCuda(cudaStreamWaitEvent(get(), own.get(), 0), "wait for an event"); });
-  }
-  absl::Status Synchronize() override {
-    return Then([&] { return FromCuda(cudaStreamSynchronize(get()), "synchronize a stream"); });
-  }
-  void Reset() override {
-    cudaStreamSynchronize(get());
-    status_ = absl::OkStatus();
-  }
-
- private:
-  cudaStream_t get() const { return own_ ? stream_ : at::cuda::getCurrentCUDAStream().stream(); }
-
-  template <typename F>
-  absl::Status Then(F f) {
-    if (status_.ok()) status_ = f();
-    return status_;
-  }
-
-  bool own_ = false;
-  cudaStream_t stream_ = nullptr;
-  absl::Status status_;
-};
-
 class PinnedBuffer : public HostBuffer {
  public:
-  PinnedBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  ~PinnedBuffer() override { cudaFreeHost(data_); }
+  // `released` hears of the end.
+  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void(int64_t)> released)
+      : data_(data), bytes_(bytes), released_(std::move(released)) {}
+  ~PinnedBuffer() override {
+    cudaFreeHost(data_);
+    released_(bytes_);
+  }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const int64_t bytes_;
+  const std::function<void(int64_t)> released_;
 };
 
 class CudaDevice : public Device {
@@ -139,18 +72,27 @@ class CudaDevice : public Device {
     void* data = nullptr;
     RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
                              absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
-    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes);
+    const auto add = [this](int64_t change) {
+      absl::MutexLock lock(&mutex_);
+      memory_.host_bytes += change;
+    };
+    add(bytes);
+    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes,
+                                          [add](int64_t released) { add(-released); });
   }
 
-  std::unique_ptr<Stream> CreateStream(const std::string&) override {
-    (void)Select();
-    return CudaStream::Own();
+  std::unique_ptr<Stream> CreateStream(const std::string& name) override {
+    return MakeCudaThreadStream(name, index_);
   }
   std::unique_ptr<Event> CreateEvent() override {
     (void)Select();
-    return std::make_unique<CudaEvent>();
+    return MakeCudaEvent();
   }
-  Stream& compute_stream() override { return compute_stream_; }
+  std::unique_ptr<Stamp> CreateStamp() override {
+    (void)Select();
+    return MakeCudaStamp();
+  }
+  Stream& compute_stream() override { return *compute_stream_; }
 
   absl::Status Synchronize() override {
     RETURN_IF_ERROR(Select());
@@ -165,7 +107,9 @@ class CudaDevice : public Device {
             .allocated_bytes[kAll];
     absl::MutexLock lock(&mutex_);
     return {.used_bytes = memory_.used_bytes + torch.current,
-            .peak_bytes = memory_.peak_bytes + torch.peak};
+            .peak_bytes = memory_.peak_bytes + torch.peak,
+            .buffer_bytes = memory_.used_bytes,
+            .host_bytes = memory_.host_bytes};
   }
 
   void ResetPeak() override {
@@ -178,7 +122,7 @@ class CudaDevice : public Device {
   absl::Status Select() { return FromCuda(cudaSetDevice(index_), "select the device"); }
 
   const int index_;
-  CudaStream compute_stream_;
+  const std::unique_ptr<Stream> compute_stream_ = MakeCudaComputeStream();
   mutable absl::Mutex mutex_;
   DeviceMemory memory_ ABSL_GUARDED_BY(mutex_);
 };

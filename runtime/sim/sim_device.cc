@@ -16,6 +16,13 @@ struct SimEvent : Event {
   absl::Duration time = -absl::InfiniteDuration();  // never recorded: does not hold anybody up
 };
 
+struct SimStamp : Stamp {
+  absl::Duration Since(const Stamp& earlier) const override {
+    return time - static_cast<const SimStamp&>(earlier).time;
+  }
+  absl::Duration time;
+};
+
 // Addresses without memory: whatever touches them dies.
 absl::StatusOr<std::byte*> Reserve(int64_t bytes) {
   void* data = mmap(nullptr, std::max<int64_t>(bytes, 1), PROT_NONE,
@@ -28,14 +35,22 @@ absl::StatusOr<std::byte*> Reserve(int64_t bytes) {
 
 class SimHostBuffer : public HostBuffer {
  public:
-  SimHostBuffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
-  ~SimHostBuffer() override { munmap(data_, std::max<int64_t>(bytes_, 1)); }
+  // `in_use` counts it.
+  SimHostBuffer(std::byte* data, int64_t bytes, int64_t* in_use)
+      : data_(data), bytes_(bytes), in_use_(in_use) {
+    *in_use_ += bytes_;
+  }
+  ~SimHostBuffer() override {
+    munmap(data_, std::max<int64_t>(bytes_, 1));
+    *in_use_ -= bytes_;
+  }
   std::byte* data() const override { return data_; }
   int64_t bytes() const override { return bytes_; }
 
  private:
   std::byte* const data_;
   const int64_t bytes_;
+  int64_t* const in_use_;
 };
 
 }  // namespace
@@ -70,6 +85,10 @@ class SimDevice::SimStream : public Stream {
     const absl::Duration until = std::max(now_, static_cast<const SimEvent&>(event).time);
     stalled_ += until - now_;
     now_ = until;
+    return absl::OkStatus();
+  }
+  absl::Status Mark(Stamp& stamp) override {
+    static_cast<SimStamp&>(stamp).time = now_;
     return absl::OkStatus();
   }
   absl::Status Synchronize() override { return absl::OkStatus(); }
@@ -109,13 +128,14 @@ absl::StatusOr<DeviceBuffer> SimDevice::Allocate(int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<HostBuffer>> SimDevice::AllocateHost(int64_t bytes) {
   ASSIGN_OR_RETURN(std::byte* const data, Reserve(bytes));
-  return std::make_unique<SimHostBuffer>(data, bytes);
+  return std::make_unique<SimHostBuffer>(data, bytes, &memory_.host_bytes);
 }
 
 std::unique_ptr<Stream> SimDevice::CreateStream(const std::string&) {
   return std::make_unique<SimStream>(rates_);
 }
 std::unique_ptr<Event> SimDevice::CreateEvent() { return std::make_unique<SimEvent>(); }
+std::unique_ptr<Stamp> SimDevice::CreateStamp() { return std::make_unique<SimStamp>(); }
 Stream& SimDevice::compute_stream() { return *compute_; }
 
 absl::Status SimDevice::CopyFromHost(std::byte*, const std::byte*, int64_t bytes) {

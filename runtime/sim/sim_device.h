@@ -52,6 +52,7 @@ class SimDevice : public Device {
   absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override;
   std::unique_ptr<Stream> CreateStream(const std::string& name) override;
   std::unique_ptr<Event> CreateEvent() override;
+  std::unique_ptr<Stamp> CreateStamp() override;
   Stream& compute_stream() override;
   absl::Status CopyFromHost(std::byte* device, const std::byte* host, int64_t bytes) override;
   absl::Status Synchronize() override { return absl::OkStatus(); }

@@ -3,8 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <new>
@@ -35,6 +37,9 @@ bool Has(const std::vector<std::string>& words, const std::string& name) {
 
 class ScriptedPipeline : public VideoPipeline {
  public:
+  explicit ScriptedPipeline(FlightRecorder* recorder)
+      : recorder_(*recorder), group_(recorder->AddGroup("weights/0")) {}
+
   absl::StatusOr<GenerationStats> Generate(const VideoRequest& request,
                                            GenerationObserver& observer) override {
     const std::vector<std::string> words = absl::StrSplit(request.prompt, ' ');
@@ -46,10 +51,15 @@ class ScriptedPipeline : public VideoPipeline {
 
     start = absl::Now();
     observer.OnStage(Stage::kDenoising);
+    int visit = 0;
+    visits_ = 0;
     const int num_steps = request.settings.num_inference_steps;
     for (int step = 1; step <= num_steps; ++step) {
       if (observer.cancelled()) return absl::CancelledError("cancelled");
       absl::SleepFor(absl::Milliseconds(Number(words, "steps_ms", 0)));
+      for (int i = Number(words, "visits", 0); i > 0; --i) {
+        RETURN_IF_ERROR(Visit(words, ++visit, observer));
+      }
       observer.OnStep(step, num_steps);
       if (step == 1) RETURN_IF_ERROR(Misbehave(words));
       RETURN_IF_ERROR(Hold(words, "hold_step=" + std::to_string(step) + ":", observer));
@@ -71,10 +81,51 @@ class ScriptedPipeline : public VideoPipeline {
     }
     stats.decode = absl::Now() - start;
     stats.device_bytes_peak_denoise = 1 << 20;
+    stats.bus_bytes = 1000;
+    if (Has(words, "streams")) {
+      stats.bus_bytes = 3 << 20;
+      stats.streaming = {{Stage::kDenoising,
+                          {.visits = 40,
+                           .bus_bytes = 3 << 20,
+                           .fabric_bytes = 9 << 20,
+                           .copy_time = absl::Milliseconds(800),
+                           .gather_time = absl::Milliseconds(500),
+                           .copy_stall = absl::Milliseconds(150),
+                           .gather_stall = absl::Milliseconds(50)}}};
+    }
+    if (request.trace) stats.timeline = "{\"traceEvents\":[]}\n";
     return stats;
   }
 
+  PipelineMemory memory() const override {
+    return {.used_bytes = 900, .peak_bytes = 1 << 20, .weights_bytes = 600, .pinned_bytes = 50};
+  }
+
+  int64_t visits() const override { return visits_; }
+
  private:
+  absl::Status Visit(const std::vector<std::string>& words, int visit,
+                     const GenerationObserver& observer) {
+    const FlightToken gather =
+        recorder_.Begin(FlightOp::kAllGather, group_, static_cast<uint64_t>(++gathers_));
+    RETURN_IF_ERROR(HoldAndTell(words, "hold_gather=" + std::to_string(visit) + ":", observer));
+    recorder_.End(gather, true);
+    recorder_.SetVisit(visit);
+    const FlightScope scope(&recorder_, FlightOp::kVisit);
+    absl::SleepFor(absl::Milliseconds(Number(words, "visit_ms", 0)));
+    RETURN_IF_ERROR(HoldAndTell(words, "hold_visit=" + std::to_string(visit) + ":", observer));
+    visits_ = visit;
+    return absl::OkStatus();
+  }
+
+  static absl::Status HoldAndTell(const std::vector<std::string>& words, const std::string& prefix,
+                                  const GenerationObserver& observer) {
+    for (absl::string_view path : words) {
+      if (absl::ConsumePrefix(&path, prefix)) std::ofstream(std::string(path) + ".held").flush();
+    }
+    return Hold(words, prefix, observer);
+  }
+
   static absl::Status Misbehave(const std::vector<std::string>& words) {
     if (const int number = Number(words, "signal", 0); number != 0) raise(number);
     if (const int code = Number(words, "exit", 0); code != 0) _exit(code);
@@ -95,12 +146,17 @@ class ScriptedPipeline : public VideoPipeline {
     }
     return absl::OkStatus();
   }
+
+  FlightRecorder& recorder_;
+  const int group_;
+  int64_t gathers_ = 0;
+  std::atomic<int64_t> visits_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<VideoPipeline> NewScriptedPipeline() {
-  return std::make_unique<ScriptedPipeline>();
+std::unique_ptr<VideoPipeline> NewScriptedPipeline(FlightRecorder* recorder) {
+  return std::make_unique<ScriptedPipeline>(recorder);
 }
 
 }  // namespace dlo

@@ -4,6 +4,8 @@
 //   --load-signal=N     dies while loading
 //   --load-hold=PATH    loads until PATH exists; %r in it is the rank
 //   --build-id=TEXT     pretends to be of another build
+//   --keepalive-ms=N    of a link to another host: interval and timeout
+//   --connect-timeout-ms=N
 //   --stray             sends replies of other waves before each of its own last ones
 //   --send-hold=PATH    waits after the first of several chunks of a video until PATH exists
 #include <grpcpp/create_channel_posix.h>
@@ -12,16 +14,19 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "server/testing/scripted_pipeline.h"
 #include "worker/link_client.h"
 #include "worker/wave_runner.h"
 #include "worker/worker.h"
+#include "worker/worker_flags.h"
 
 namespace dlo {
 namespace {
@@ -32,8 +37,11 @@ class LooseWorker : public LinkHandler {
   LooseWorker(const WorkerOptions& options, bool stray, std::string send_hold)
       : stray_(stray),
         send_hold_(std::move(send_hold)),
-        pipeline_(NewScriptedPipeline()),
-        runner_(pipeline_.get(), options.rank, [this](v1::FromWorker m) { return Send(m); }) {
+        recorder_(FlightRecorder::Private()),
+        pipeline_(NewScriptedPipeline(recorder_.get())),
+        runner_(
+            pipeline_.get(), options.rank, [this](v1::FromWorker m) { return Send(m); },
+            recorder_.get()) {
     v1::Hello hello;
     hello.set_protocol_version(kLinkProtocolVersion);
     hello.set_build_id(options.build_id);
@@ -81,6 +89,7 @@ class LooseWorker : public LinkHandler {
 
   const bool stray_;
   const std::string send_hold_;
+  const std::unique_ptr<FlightRecorder> recorder_;
   const std::unique_ptr<VideoPipeline> pipeline_;
   WaveRunner runner_;
   std::unique_ptr<LinkClient> link_;
@@ -91,16 +100,19 @@ class LooseWorker : public LinkHandler {
 
 int main(int argc, char** argv) {
   CLI::App app;
-  dlo::WorkerOptions options;
+  dlo::WorkerFlags flags;
+  dlo::WorkerOptions& options = flags.options;
   std::string load_error;
   std::string load_hold;
   std::string send_hold;
   int load_signal = 0;
   bool stray = false;
+  int keepalive_ms = 0;
   app.allow_extras();
-  app.add_option("--link-fd", options.link_fd);
-  app.add_option("--rank", options.rank);
-  app.add_option("--incarnation", options.incarnation)->check(CLI::NonNegativeNumber);
+  flags.AddTo(app);
+  int connect_timeout_ms = 0;
+  app.add_option("--keepalive-ms", keepalive_ms);
+  app.add_option("--connect-timeout-ms", connect_timeout_ms);
   app.add_option("--build-id", options.build_id);
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
@@ -108,17 +120,27 @@ int main(int argc, char** argv) {
   app.add_flag("--stray", stray);
   app.add_option("--send-hold", send_hold);
   CLI11_PARSE(app, argc, argv);
-  load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
+  if (const absl::Status status = flags.Finish(app, argc, argv); !status.ok()) {
+    std::cerr << status << std::endl;
+    return 2;
+  }
+  dlo::StartLogging("scripted-worker " + std::to_string(options.rank), "info");
+  if (connect_timeout_ms > 0) options.connect_timeout = absl::Milliseconds(connect_timeout_ms);
+  if (keepalive_ms > 0) {
+    options.keepalive = {absl::Milliseconds(keepalive_ms), absl::Milliseconds(keepalive_ms)};
+  }
   if (stray || !send_hold.empty()) {
     const dlo::LooseWorker worker(options, stray, send_hold);
     while (true) pause();
   }
-  return dlo::RunWorker(options, [&]() -> absl::StatusOr<dlo::LoadedPipeline> {
+  using Loaded = absl::StatusOr<dlo::LoadedPipeline>;
+  return dlo::RunWorker(options, [&](dlo::FlightRecorder* recorder) -> Loaded {
+    load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
     if (load_signal != 0) raise(load_signal);
     while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
       absl::SleepFor(absl::Milliseconds(2));
     }
     if (!load_error.empty()) return absl::NotFoundError(load_error);
-    return dlo::LoadedPipeline{dlo::NewScriptedPipeline()};
+    return dlo::LoadedPipeline{dlo::NewScriptedPipeline(recorder)};
   });
 }
