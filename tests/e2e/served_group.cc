@@ -32,6 +32,9 @@ constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kStopTimeout = absl::Seconds(60);
 constexpr absl::Duration kGoneTimeout = absl::Seconds(5);
 
+// What a server that has ended keeps.
+const std::set<std::string> kDataNames = {"jobs.db", "lock", "lost+found", "reports", "results"};
+
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   for (const absl::Time end = absl::Now() + timeout; absl::Now() < end;) {
     if (condition()) return true;
@@ -247,7 +250,7 @@ std::vector<std::string> ServedGroup::LeftoversNow() const {
     left.push_back(absl::StrCat("temporary file ", name));
   }
   for (const std::string& name : NamesIn(options_.data_dir)) {
-    if (name != "jobs.db" && name != "lock" && name != "results" && name != "lost+found") {
+    if (kDataNames.count(name) == 0) {
       left.push_back(absl::StrCat("in data_dir: ", name));
     }
   }
