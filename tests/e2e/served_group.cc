@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fstream>
 #include <functional>
@@ -32,8 +34,12 @@ constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kStopTimeout = absl::Seconds(60);
 constexpr absl::Duration kGoneTimeout = absl::Seconds(5);
 
-// What a server that has ended keeps.
-const std::set<std::string> kDataNames = {"jobs.db", "lock", "lost+found", "reports", "results"};
+// Of data_dir, once the server has ended.
+bool IsKept(const std::string& name) {
+  constexpr std::array<const char*, 5> kNames = {"jobs.db", "lock", "lost+found", "reports",
+                                                 "results"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
 
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   for (const absl::Time end = absl::Now() + timeout; absl::Now() < end;) {
@@ -250,7 +256,7 @@ std::vector<std::string> ServedGroup::LeftoversNow() const {
     left.push_back(absl::StrCat("temporary file ", name));
   }
   for (const std::string& name : NamesIn(options_.data_dir)) {
-    if (kDataNames.count(name) == 0) {
+    if (!IsKept(name)) {
       left.push_back(absl::StrCat("in data_dir: ", name));
     }
   }
