@@ -84,7 +84,8 @@ class OperationStream : public Stream {
 class OperationThread {
  public:
   // Called on the thread with the state of the operations before; returns that after this one.
-  using Perform = std::function<absl::Status(const StreamOperation& op, const absl::Status& so_far)>;
+  using Perform =
+      std::function<absl::Status(const StreamOperation& op, const absl::Status& so_far)>;
 
   OperationThread(const std::string& name, int capacity, Perform perform);
   // Performs what was submitted.

@@ -493,6 +493,8 @@ void Supervisor::CheckHealth(int rank) {
   if (r.phase == RankPhase::kStarting) {
     // A remote one has gone because its collective failed, and the domain is about to end.
     if (!r.remote && now - r.since >= options_.attach_timeout) {
+      // It may be stopped, and then would not hear a SIGTERM.
+      if (r.process) r.process->Signal(SIGKILL);
       HandleLoss(rank, {.rank = rank,
                         .cause = absl::StrCat("did not attach within ",
                                               absl::FormatDuration(options_.attach_timeout)),

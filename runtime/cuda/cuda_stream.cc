@@ -78,9 +78,8 @@ absl::Status Enqueue(const StreamOperation& op, cudaStream_t stream) {
       return FromCuda(cudaEventRecord(event.get(), stream), "record an event");
     }
     case Kind::kWait:
-      return FromCuda(
-          cudaStreamWaitEvent(stream, static_cast<const CudaEvent&>(*op.wait).get(), 0),
-          "wait for an event");
+      return FromCuda(cudaStreamWaitEvent(stream, static_cast<const CudaEvent&>(*op.wait).get(), 0),
+                      "wait for an event");
     case Kind::kMark: {
       const auto& stamp = static_cast<const CudaStamp&>(*op.stamp);
       RETURN_IF_ERROR(FromCuda(stamp.created(), "create a stamp"));

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fstream>
 #include <functional>
@@ -31,6 +33,13 @@ using grpc::health::v1::HealthCheckResponse;
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kStopTimeout = absl::Seconds(60);
 constexpr absl::Duration kGoneTimeout = absl::Seconds(5);
+
+// Of data_dir, once the server has ended.
+bool IsKept(const std::string& name) {
+  constexpr std::array<const char*, 5> kNames = {"jobs.db", "lock", "lost+found", "reports",
+                                                 "results"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
 
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   for (const absl::Time end = absl::Now() + timeout; absl::Now() < end;) {
@@ -247,7 +256,7 @@ std::vector<std::string> ServedGroup::LeftoversNow() const {
     left.push_back(absl::StrCat("temporary file ", name));
   }
   for (const std::string& name : NamesIn(options_.data_dir)) {
-    if (name != "jobs.db" && name != "lock" && name != "results" && name != "lost+found") {
+    if (!IsKept(name)) {
       left.push_back(absl::StrCat("in data_dir: ", name));
     }
   }
