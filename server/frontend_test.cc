@@ -294,6 +294,11 @@ TEST(FrontendTest, AClientThatDoesNotReadHoldsUpNobodyAndGetsEveryByteWhenItDoes
   TestCall stuck(harness.channel(), BigRequest());
   ASSERT_TRUE(stuck.ReadUntilState(v1::JOB_STATE_DECODING));
   EXPECT_TRUE(TestCall(harness.channel(), FrontendHarness::Request("x")).Finish().ok());
+  // The other's last message is taken when its end has been told.
+  for (const absl::Time end = absl::Now() + absl::Seconds(10);
+       harness.frontend().result_bytes_waiting(0) > 0 && absl::Now() < end;) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   EXPECT_EQ(harness.frontend().result_bytes_waiting(0), 0);
   const grpc::Status status = stuck.Finish();
   ASSERT_TRUE(status.ok()) << status.error_message();
