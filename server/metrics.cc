@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/build_id.h"
 #include "proto/convert.h"
-#include "server/cgroup_memory.h"
+#include "base/cgroup_memory.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {

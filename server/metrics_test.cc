@@ -18,7 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "proto/convert.h"
-#include "server/cgroup_memory.h"
+#include "base/cgroup_memory.h"
 #include "server/compatibility_key.h"
 #include "server/metrics_server.h"
 

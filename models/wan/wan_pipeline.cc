@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/cgroup_memory.h"
 #include "base/status_macros.h"
 #include "loader/checkpoint.h"
 #include "loader/host_table.h"
@@ -400,11 +401,17 @@ std::string HostName() {
   return id;
 }
 
+// Against the configured limit or the cgroup's, whichever is lower.
 absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes) {
-  const HostMemoryNeed need = {.need_bytes = need_bytes,
-                               .limit_bytes = options.host_memory_limit_bytes,
-                               .limit_name = "offload.host_memory_limit",
-                               .host = HostName()};
+  HostMemoryNeed need = {.need_bytes = need_bytes,
+                         .limit_bytes = options.host_memory_limit_bytes,
+                         .limit_name = "offload.host_memory_limit",
+                         .host = HostName()};
+  const double cgroup_bytes = ReadCgroupMemory().limit_bytes;  // NaN or infinity: none
+  if (cgroup_bytes < (need.limit_bytes > 0 ? static_cast<double>(need.limit_bytes) : 1e18)) {
+    need.limit_bytes = static_cast<int64_t>(cgroup_bytes);
+    need.limit_name = "the memory limit of this cgroup";
+  }
   return options.weight_group != nullptr ? AgreeOnHostMemory(*options.weight_group, need)
                                          : dlo::CheckHostMemory(need, options.processes_on_host);
 }

@@ -1071,6 +1071,8 @@ TEST_P(Gathered, VideosAreByteIdenticalToResidentOnesAloneAndAmongAllKindsOfNeig
   for (int rank = 1; rank < size; ++rank) waves[1][rank] = Part::kIdle;
   waves[2][size - 1] = Part::kCancelled;
   waves[3][0] = Part::kFails;
+  // To the tenth request of a process.
+  if (size == 2) waves.resize(10, std::vector<Part>(size, Part::kRequest));
   const std::vector<std::pair<DType, int>> variants = {{DType::kF32, 2}, {DType::kBF16, 3}};
   for (const auto& [dtype, slots] : variants) {
     auto resident = LoadWanPipeline({.root = root, .dtype = dtype, .threads = 1});

@@ -1,4 +1,4 @@
-#include "server/cgroup_memory.h"
+#include "base/cgroup_memory.h"
 
 #include <fstream>
 #include <limits>
