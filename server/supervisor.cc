@@ -164,7 +164,10 @@ void Supervisor::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
 void Supervisor::OnGroupBroken(int rank, std::vector<int> blamed, std::string message) {
   Post([this, rank, blamed = std::move(blamed), message = std::move(message)] {
     const int culprit = blamed.empty() ? rank : blamed.front();
-    if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return;
+    if (culprit < 0 || culprit >= static_cast<int>(ranks_.size()) ||
+        ranks_[culprit].domain != ranks_[rank].domain) {
+      return;
+    }
     ranks_[rank].broken_group =
         RankLoss{.rank = culprit,
                  .cause = blamed.empty() ? absl::StrCat("lost its weight group: ", message)
