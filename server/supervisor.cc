@@ -382,6 +382,8 @@ void Supervisor::StartDomain(int d) {
   domain.ready_since.reset();
   domain.blame_at = absl::InfiniteFuture();
   domain.visits = VisitWatch(options_.visits, domain.ranks);
+  // A report of this start has nothing of an earlier one.
+  for (int rank : domain.ranks) ranks_[rank].recorder.reset();
   BeginIfAttached(d);
   if (domain.begun || domain.phase != DomainPhase::kUp) return;
   for (int rank : domain.ranks) {
@@ -455,7 +457,6 @@ absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
   } else if (rendezvous.fd >= 0) {
     command.arguments.push_back(rendezvous.flag());
   }
-  r.recorder.reset();
   if (absl::StatusOr<FlightMemory> memory = FlightMemory::Create(); memory.ok()) {
     r.recorder.emplace(*std::move(memory));
     command.recorder_fd = r.recorder->fd();
