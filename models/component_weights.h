@@ -1,10 +1,11 @@
 // The weights of one component on a device: a ring of blocks and, by name, the tensors outside it.
 //
-//     ASSIGN_OR_RETURN(ComponentWeights weights, ComponentWeights::Load(checkpoint, specs,
-//     *device)); RETURN_IF_ERROR(weights.BringIn()); at::Tensor bias =
-//     weights.tensor("proj_out.bias"); ASSIGN_OR_RETURN(BlockLease lease,
-//     weights.ring().Acquire()); std::vector<at::Tensor> views = BlockViews(lease,
-//     weights.device());
+//   ASSIGN_OR_RETURN(ComponentWeights weights,
+//                    ComponentWeights::Load(checkpoint, specs, *device));
+//   RETURN_IF_ERROR(weights.BringIn());
+//   at::Tensor bias = weights.tensor("proj_out.bias");
+//   ASSIGN_OR_RETURN(BlockLease lease, weights.ring().Acquire());
+//   std::vector<at::Tensor> views = BlockViews(lease, weights.device());
 //
 // Resident weights are on the device for good. Those of a component that streams, or that is staged
 // without streaming, are in host memory; between BringIn and PutOut the tensors outside the ring,

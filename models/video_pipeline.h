@@ -142,6 +142,7 @@ struct PipelineOptions {
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;
   int processes_on_host = 1;
+  int rank = 0;  // of this process, as timelines name it
   // Notes the visits of streamed blocks; outlives the pipeline. Null: none.
   FlightRecorder* recorder = nullptr;
 };

@@ -151,7 +151,11 @@ absl::Status BlockStreamer::Start(VisitPlan plan, VisitLog* log) {
         absl::StrCat("the plan ", plan.digest(), " is not for the rings streamed here"));
   }
   ResetStreams();
-  if (slots_.empty()) RETURN_IF_ERROR(AllocateOnDevice());
+  if (slots_.empty()) {
+    // Finish must not take it for a plan that was walked.
+    broken_ = AllocateOnDevice();
+    RETURN_IF_ERROR(broken_);
+  }
 
   plan_ = std::move(plan);
   cursor_ = fill_ = deliver_ = plan_.begin();

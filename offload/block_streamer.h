@@ -103,7 +103,7 @@ class BlockStreamer final : private LeaseOwner {
   absl::StatusOr<BlockLease> Acquire(int ring);
 
   // Walks the rest of the plan without computing, for ranks that have nothing to compute while
-  // others of their group do.
+  // others of their group do. The error of Start if that found no room.
   absl::Status Finish();
 
   // Gives the slots and shard buffers back to the device, once nothing uses them any more; the next

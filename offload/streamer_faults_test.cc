@@ -149,6 +149,20 @@ TEST_F(StreamerFaults, CreateLeavesNothingBehindWhereverMemoryEnds) {
   }
 }
 
+TEST_F(StreamerFaults, APlanThatFoundNoRoomWasNotWalked) {
+  auto device = MakeCpuDevice(0, {.moves = {}, .allocate = [this](int64_t) {
+                                    return fault_.Check(absl::StatusCode::kResourceExhausted,
+                                                        "no device memory");
+                                  }});
+  auto streamer = *BlockStreamer::Create(*device, model_.Whole(), {}, nullptr);
+  ASSERT_EQ(streamer->Stop(), absl::OkStatus());
+  fault_.At(1);
+  EXPECT_EQ(streamer->Start(plan_).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(streamer->Finish().code(), absl::StatusCode::kResourceExhausted);
+  fault_.Never();
+  EXPECT_EQ(WalkAll(*streamer, plan_), absl::OkStatus());
+}
+
 // A kernel that throws in block k, and the request after it.
 TEST_F(StreamerFaults, AnExceptionWhileABlockIsLeasedHarmsNoLaterRequest) {
   auto device = MakeCpuDevice(0);

@@ -131,8 +131,9 @@ absl::Status Frontend::ListenForWorkers() {
   builder.RegisterService(&remote_links_);
   remote_link_server_ = builder.BuildAndStart();
   if (remote_link_server_ == nullptr) {
+    const std::string why = FindBindError(listen);
     return absl::UnavailableError(absl::StrCat("cannot listen for workers on ", listen,
-                                               " (is another server running there?)"));
+                                               why.empty() ? "" : absl::StrCat(": ", why)));
   }
   worker_address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
   spdlog::info("waiting for the workers of other hosts on {}", worker_address_);

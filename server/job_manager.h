@@ -1,6 +1,6 @@
 // Jobs from their submission to the removal of their results.
 //
-//   JobManager jobs(options, card, std::move(store), &scheduler);
+//   JobManager jobs(options, card, std::move(store), &scheduler, &forecaster);
 //   jobs.Recover();                                   // what an earlier server left behind
 //   jobs.Submit(spec, nullptr, [](grpc::Status status, const v1::Job& job, bool created) { ... });
 //

@@ -183,9 +183,11 @@ absl::StatusOr<std::string> ReportFolder::Write(int domain, const std::string& r
     return absl::UnavailableError(absl::StrCat("cannot write ", path.string()));
   }
   std::vector<std::filesystem::path> reports;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-    if (absl::StartsWith(entry.path().filename().string(), kPrefix)) {
-      reports.push_back(entry.path());
+  // A range-for would throw where the folder cannot be read to its end.
+  for (std::filesystem::directory_iterator entry(folder_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (absl::StartsWith(entry->path().filename().string(), kPrefix)) {
+      reports.push_back(entry->path());
     }
   }
   std::sort(reports.begin(), reports.end());

@@ -1,8 +1,8 @@
 // What the flight recorders of a dispatch domain say when it is lost: which rank stopped where.
 //
-//   std::vector<RankTrace> traces = ...;                   // read before anything is killed
-//   loss = Judge(std::move(loss), traces);                 // whom to blame, and a line that says
-//   why loss.report = *reports.Write(domain, LossReport(loss, traces, now), now);
+//   std::vector<RankTrace> traces = ...;       // read before anything is killed
+//   loss = Judge(std::move(loss), traces);     // whom to blame, and a line that says why
+//   loss.report = *reports.Write(domain, LossReport(loss, traces, now), now);
 //
 // A rank that waits in a collective, or failed in one, is no culprit while another rank of the
 // group has not begun that operation: the blame passes on to that one, and from it maybe further.

@@ -67,6 +67,8 @@ class TextCheck {
     uint32_t size;
     if (!in.ReadVarint32(&size) || size > static_cast<uint32_t>(INT32_MAX)) return false;
     const int bytes = static_cast<int>(size);
+    // A string would make room for all that it says it has.
+    if (bytes > in.BytesUntilLimit()) return false;
     if (field == nullptr) return in.Skip(bytes);
     const std::string path =
         parent.empty() ? field->name() : absl::StrCat(parent, ".", field->name());
@@ -100,6 +102,7 @@ grpc::Status ParseRequest(const grpc::ByteBuffer& body, google::protobuf::Messag
     grpc::ProtoBufferReader reader(&bytes);
     if (reader.status().ok()) {
       CodedInputStream in(&reader);
+      in.PushLimit(static_cast<int>(bytes.Length()));
       TextCheck(&wrong).CheckMessage(in, *request->GetDescriptor(), "", kDepthMax);
     }
   }

@@ -164,7 +164,10 @@ void Supervisor::OnHeartbeat(int rank, v1::Heartbeat heartbeat) {
 void Supervisor::OnGroupBroken(int rank, std::vector<int> blamed, std::string message) {
   Post([this, rank, blamed = std::move(blamed), message = std::move(message)] {
     const int culprit = blamed.empty() ? rank : blamed.front();
-    if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return;
+    if (culprit < 0 || culprit >= static_cast<int>(ranks_.size()) ||
+        ranks_[culprit].domain != ranks_[rank].domain) {
+      return;
+    }
     ranks_[rank].broken_group =
         RankLoss{.rank = culprit,
                  .cause = blamed.empty() ? absl::StrCat("lost its weight group: ", message)
@@ -379,6 +382,8 @@ void Supervisor::StartDomain(int d) {
   domain.ready_since.reset();
   domain.blame_at = absl::InfiniteFuture();
   domain.visits = VisitWatch(options_.visits, domain.ranks);
+  // A report of this start has nothing of an earlier one.
+  for (int rank : domain.ranks) ranks_[rank].recorder.reset();
   BeginIfAttached(d);
   if (domain.begun || domain.phase != DomainPhase::kUp) return;
   for (int rank : domain.ranks) {
@@ -452,7 +457,6 @@ absl::Status Supervisor::StartWorker(int rank, const Rendezvous& rendezvous) {
   } else if (rendezvous.fd >= 0) {
     command.arguments.push_back(rendezvous.flag());
   }
-  r.recorder.reset();
   if (absl::StatusOr<FlightMemory> memory = FlightMemory::Create(); memory.ok()) {
     r.recorder.emplace(*std::move(memory));
     command.recorder_fd = r.recorder->fd();

@@ -93,6 +93,7 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
                                   .device_memory_limit_bytes = flags.device_memory_limit,
                                   .host_memory_limit_bytes = flags.host_memory_limit,
                                   .processes_on_host = flags.group.parallel.dp,
+                                  .rank = flags.worker.options.rank,
                                   .recorder = recorder};
   dlo::RankGroupOptions& group = flags.group;
   group.rank = flags.worker.options.rank;

@@ -240,7 +240,7 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
     RETURN_IF_ERROR(c_.streamer->Start(std::move(plan), visits_ ? &*visits_ : nullptr));
   }
   const absl::Time start = c_.streamer != nullptr ? c_.streamer->start_time() : absl::Now();
-  Timeline timeline;
+  Timeline timeline{.rank = c_.rank};
   TimelineObserver observer(request_observer, request.trace ? &timeline : nullptr, start);
 
   observer.OnStage(Stage::kEncodingText);
@@ -592,7 +592,8 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
                                                      .experts = std::move(experts),
                                                      .vae = std::move(vae),
                                                      .vae_weights = std::move(vae_weights),
-                                                     .resident_blocks = resident_blocks});
+                                                     .resident_blocks = resident_blocks,
+                                                     .rank = options.rank});
 }
 
 }  // namespace

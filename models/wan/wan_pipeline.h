@@ -37,6 +37,7 @@ struct WanComponents {
   std::optional<WanVae> vae;                    // resident; else it is built of vae_weights
   std::optional<ComponentWeights> vae_weights;  // staged
   int64_t resident_blocks = 0;                  // leading ones of each expert, not streamed
+  int rank = 0;                                 // of this process
 };
 
 // Stages follow each other on the device. Where blocks are streamed, a stage's weights come when it

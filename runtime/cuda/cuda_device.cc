@@ -141,5 +141,7 @@ extern "C" __attribute__((visibility("default"))) dlo::Device* dlo_cuda_open(int
     *error = absl::StrCat("there is no cuda:", index, "; this machine has ", count);
     return nullptr;
   }
+  // libtorch does so at its first tensor; memory() is asked before that, and would throw.
+  c10::cuda::CUDACachingAllocator::init(count);
   return new dlo::CudaDevice(index);
 }
