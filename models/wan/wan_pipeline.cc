@@ -225,7 +225,12 @@ absl::StatusOr<GenerationStats> WanPipeline::Run(const VideoRequest& request,
                                                  GenerationObserver& request_observer) {
   GenerationStats stats;
   visits_.reset();
-  if (request.trace && c_.streamer != nullptr) visits_.emplace(kTimelineVisits);
+  // In a group nothing may fail before the plan has begun: FinishWalk could not walk it.
+  try {
+    if (request.trace && c_.streamer != nullptr) visits_.emplace(kTimelineVisits);
+  } catch (const std::bad_alloc&) {
+    // Then the timeline has no visits.
+  }
   TakeDevicePeak();
   stages_peak_ = 0;
   const DeviceMemory before = UsedMemory();
