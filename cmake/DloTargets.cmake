@@ -4,6 +4,7 @@
 #   dlo_binary(NAME dlo-serve SRCS main.cc DEPS server)
 #   dlo_test(NAME base_test SRCS a_test.cc b_test.cc DEPS base)
 #
+# GRPC, of a test: it runs gRPC, which Debian does not build for ThreadSanitizer; scripts/test leaves it out there.
 # TORCH: the target uses libtorch; it gets the precompiled header and is skipped without DLO_TORCH.
 
 function(_dlo_common target)
@@ -51,7 +52,7 @@ function(dlo_binary)
 endfunction()
 
 function(dlo_test)
-  cmake_parse_arguments(ARG "TORCH" "NAME;TIMEOUT" "SRCS;DEPS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;GRPC" "NAME;TIMEOUT" "SRCS;DEPS;ENV" ${ARGN})
   if(ARG_TORCH AND NOT DLO_TORCH)
     return()
   endif()
@@ -71,6 +72,9 @@ function(dlo_test)
     list(APPEND ARG_ENV OMP_NUM_THREADS=1)
   endif()
   set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENV}")
+  if(ARG_GRPC)
+    set_tests_properties(${ARG_NAME} PROPERTIES LABELS grpc)
+  endif()
 endfunction()
 
 # Every public header compiles on its own: target `header_check`, run by scripts/test.

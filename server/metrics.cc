@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/cgroup_memory.h"
 #include "proto/build_id.h"
 #include "proto/convert.h"
-#include "base/cgroup_memory.h"
 #include "server/compatibility_key.h"
 
 namespace dlo {

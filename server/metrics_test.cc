@@ -17,8 +17,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "proto/convert.h"
 #include "base/cgroup_memory.h"
+#include "proto/convert.h"
 #include "server/compatibility_key.h"
 #include "server/metrics_server.h"
 

@@ -38,8 +38,8 @@ class IgnoreReads {
 }  // namespace
 
 // A member function's first argument is the object.
-#define DLO_ORIGINAL(Result, symbol, ...)                        \
-  static Result (*const original)(__VA_ARGS__) =                 \
+#define DLO_ORIGINAL(Result, symbol, ...)        \
+  static Result (*const original)(__VA_ARGS__) = \
       reinterpret_cast<Result (*)(__VA_ARGS__)>(Original(symbol))
 
 namespace absl {
@@ -79,8 +79,7 @@ void Mutex::ReaderUnlock() {
 }
 
 void Mutex::LockWhen(const Condition& condition) {
-  DLO_ORIGINAL(void, "_ZN4absl7debian35Mutex8LockWhenERKNS0_9ConditionE", Mutex*,
-               const Condition*);
+  DLO_ORIGINAL(void, "_ZN4absl7debian35Mutex8LockWhenERKNS0_9ConditionE", Mutex*, const Condition*);
   {
     const IgnoreReads ignore;
     original(this, &condition);
@@ -112,8 +111,8 @@ bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
 }
 
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
-  DLO_ORIGINAL(bool, "_ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex*,
-               const Condition*, Time);
+  DLO_ORIGINAL(bool, "_ZN4absl7debian35Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE",
+               Mutex*, const Condition*, Time);
   __tsan_release(this);
   bool met;
   {
