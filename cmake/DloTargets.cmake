@@ -4,7 +4,7 @@
 #   dlo_binary(NAME dlo-serve SRCS main.cc DEPS server)
 #   dlo_test(NAME base_test SRCS a_test.cc b_test.cc DEPS base)
 #
-# GRPC, of a test: it runs gRPC, which Debian does not build for ThreadSanitizer; scripts/test leaves it out there.
+# NO_TSAN, of a test that scripts/test does not run under ThreadSanitizer: it runs gRPC, which Debian does not build for it, or handles SIGBUS.
 # TORCH: the target uses libtorch; it gets the precompiled header and is skipped without DLO_TORCH.
 
 function(_dlo_common target)
@@ -52,7 +52,7 @@ function(dlo_binary)
 endfunction()
 
 function(dlo_test)
-  cmake_parse_arguments(ARG "TORCH;GRPC" "NAME;TIMEOUT" "SRCS;DEPS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NO_TSAN" "NAME;TIMEOUT" "SRCS;DEPS;ENV" ${ARGN})
   if(ARG_TORCH AND NOT DLO_TORCH)
     return()
   endif()
@@ -72,8 +72,8 @@ function(dlo_test)
     list(APPEND ARG_ENV OMP_NUM_THREADS=1)
   endif()
   set_tests_properties(${ARG_NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENV}")
-  if(ARG_GRPC)
-    set_tests_properties(${ARG_NAME} PROPERTIES LABELS grpc)
+  if(ARG_NO_TSAN)
+    set_tests_properties(${ARG_NAME} PROPERTIES LABELS no-tsan)
   endif()
 endfunction()
 
