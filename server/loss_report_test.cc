@@ -33,6 +33,7 @@ class Trace {
     Add(FlightOp::kVisit, state);
     return *this;
   }
+  // NOLINTNEXTLINE(google-explicit-constructor): the cases below list traces.
   operator RankTrace() const { return trace_; }
 
  private:
