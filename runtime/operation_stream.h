@@ -1,12 +1,14 @@
 // Streams whose operations a host thread performs: what the CPU's and CUDA's have in common.
 //
-//   class Own : public OperationStream { absl::Status Submit(const StreamOperation& op) override; };
+//   class Own : public OperationStream {
+//     absl::Status Submit(const StreamOperation& op) override { return thread_.Submit(op); }
+//   };
 //   OperationThread thread("copy", 128, [](const StreamOperation& op, const absl::Status& so_far) {
-//     ... perform it, unless so_far is an error ...
+//     return so_far.ok() ? PerformIt(op) : so_far;
 //   });
 //
-// OperationStream turns the calls of Stream into StreamOperations. OperationThread performs them one
-// after another on a thread of its own. Nothing here allocates once it is made.
+// OperationStream turns the calls of Stream into StreamOperations. OperationThread performs them
+// one after another on a thread of its own. Nothing here allocates once it is made.
 #pragma once
 
 #include <condition_variable>

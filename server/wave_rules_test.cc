@@ -1,6 +1,7 @@
 // The rules of the reference page on which requests share a wave, which are deferred and which
-// refused (sections 1.8 and 2.10), from a client's request to the waves, on a virtual clock and with
-// the demo model's card. Rows that are about replies are scheduler_test.cc's and waves_test.cc's.
+// refused (sections 1.8 and 2.10), from a client's request to the waves, on a virtual clock and
+// with the demo model's card. Rows that are about replies are scheduler_test.cc's and
+// waves_test.cc's.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -16,8 +16,8 @@ namespace {
 
 using Kind = StreamOperation::Kind;
 
-// Without timing, which is what waits need. Reached, in the ticket's sense, once its record has been
-// enqueued on the device.
+// Without timing, which is what waits need. Reached, in the ticket's sense, once its record has
+// been enqueued on the device.
 class CudaEvent : public TicketEvent {
  public:
   CudaEvent() { created_ = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }

@@ -2,8 +2,8 @@
 // dlo-worker on the demo model. docs/internals/faults.md has a row for each test.
 //
 //   chaos_test             a row of every kind
-//   chaos_test --long      every rank, phase and signal (about 20 minutes, mostly waiting for a stopped
-//                          rank's heartbeats)
+//   chaos_test --long      every rank, phase and signal (about 20 minutes, mostly waiting for a
+//                          stopped rank's heartbeats)
 #include <gmock/gmock.h>
 #include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
@@ -257,8 +257,8 @@ TEST_P(RankFault, IsBoundedExplainedAndSurvived) {
   ASSERT_GT(victim, 0);
   ASSERT_EQ(kill(victim, fault.signal), 0);
   const absl::Time struck = absl::Now();
-  // The others of a domain stay held: in the last phase they could get their answers out before they
-  // are ended, too.
+  // The others of a domain stay held: in the last phase they could get their answers out before
+  // they are ended, too.
   if (!fault.collective() || fault.loading()) Release();
   const pid_t successor = group_->WaitReached("ready", fault.victim, victim);
   const absl::Duration took = absl::Now() - struck;
