@@ -18,7 +18,7 @@ constexpr v1::JobState kDenoise = v1::JOB_STATE_DENOISING;
 // A domain on a clock of its own: heartbeats of all ranks, each second.
 class Domain {
  public:
-  Domain(int ranks, VisitWatchOptions options = kOptions)
+  explicit Domain(int ranks, VisitWatchOptions options = kOptions)
       : watch_(options, Numbers(ranks)), places_(ranks) {}
 
   VisitPlace& place(int rank) { return places_[rank]; }
