@@ -234,18 +234,19 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   WaveRunner runner(loaded->pipeline.get(), options.rank, send, recorder->get());
   mailbox.SetRunner(&runner);
   memory.SetPipeline(loaded->pipeline.get());
-  v1::FromWorker message;
-  message.mutable_ready();
-  send(std::move(message));
+  v1::FromWorker ready;
+  ready.mutable_ready();
+  send(std::move(ready));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
     const absl::Status status = runner.Run(*assignment);
     if (status.ok()) continue;
     spdlog::error("the rank can do nothing more: {}", std::string(status.message()));
-    message.mutable_group_broken()->set_message(std::string(status.message()));
+    v1::FromWorker broken;
+    broken.mutable_group_broken()->set_message(std::string(status.message()));
     for (int rank : BlamedRanks(status, loaded->weight_ranks)) {
-      message.mutable_group_broken()->add_blamed_ranks(rank);
+      broken.mutable_group_broken()->add_blamed_ranks(rank);
     }
-    link.Send(std::move(message));
+    link.Send(std::move(broken));
     link.Close(kCloseTimeout);
     spdlog::default_logger()->flush();
     // Destroying the pipeline would wait for streams that wait for peers.
