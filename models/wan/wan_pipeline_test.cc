@@ -20,6 +20,7 @@
 #include "models/umt5/umt5_specs.h"
 #include "models/wan/transformer_specs.h"
 #include "models/wan/vae_specs.h"
+#include "models/wan/wan_pipeline_testing.h"
 #include "nlohmann/json.hpp"
 #include "runtime/cpu/thread_communicator.h"
 #include "tests/support/hash_checkpoint.h"
@@ -27,34 +28,6 @@
 
 namespace dlo {
 namespace {
-
-// Keeps what a generation reports.
-class Recorder : public GenerationObserver {
- public:
-  void OnStage(Stage stage) override { stages.push_back(stage); }
-  void OnStep(int step, int num_steps) override {
-    steps.push_back(step);
-    if (cancel_after_step && step >= *cancel_after_step) cancel = true;
-  }
-  absl::Status OnFrames(const FrameSpan& span) override {
-    chunks.push_back(at::tensor(span.rgb).view({span.num_frames, span.height, span.width, 3}));
-    return frames_status;
-  }
-  bool cancelled() const override { return cancel; }
-
-  at::Tensor video() const { return at::cat(chunks); }  // [F, H, W, 3]
-
-  std::vector<Stage> stages;
-  std::vector<int> steps;
-  std::vector<at::Tensor> chunks;
-  absl::Status frames_status;
-  std::optional<int> cancel_after_step;
-  bool cancel = false;
-};
-
-std::filesystem::path GoldenDir() {
-  return std::filesystem::path(DLO_SOURCE_DIR) / "tests/goldens/pipelines";
-}
 
 // What the frontend would make of the golden's settings.
 VideoSettings Resolve(const ModelCard& card, const nlohmann::json& json) {
@@ -673,22 +646,6 @@ TEST_F(ShapesBehaviour, SettingsThatCannotRunAreAnErrorNotACrash) {
 }
 
 // ---- Streamed weights give the bytes of resident ones ----
-
-std::filesystem::path RepositoryOf(const std::string& name) {
-  return name == "shapes" ? std::filesystem::path(DLO_SOURCE_DIR) / "assets/shapes"
-                          : GoldenDir() / name / "repo";
-}
-
-VideoRequest SmallRequest(const std::filesystem::path& root) {
-  auto card = ReadModelCard(root);
-  EXPECT_TRUE(card.ok()) << card.status();
-  VideoRequest request = {"a yellow star moving down", "blurred", {}};
-  EXPECT_TRUE((*card)
-                  ->Resolve({.width = 64, .height = 64, .num_frames = 5, .num_inference_steps = 4},
-                            /*random_seed=*/3, &request.settings)
-                  .empty());
-  return request;
-}
 
 // A repository and the dtypes in which all its streamed weights are stored as they run.
 struct StreamedCase {

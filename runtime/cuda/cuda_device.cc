@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -14,6 +15,7 @@
 #include "runtime/cuda/cuda_entry.h"
 #include "runtime/cuda/cuda_status.h"
 #include "runtime/cuda/cuda_stream.h"
+#include "runtime/pinned_memory.h"
 
 namespace dlo {
 namespace {
@@ -21,20 +23,28 @@ namespace {
 class PinnedBuffer : public HostBuffer {
  public:
   // `released` hears of the end.
-  PinnedBuffer(std::byte* data, int64_t bytes, std::function<void(int64_t)> released)
-      : data_(data), bytes_(bytes), released_(std::move(released)) {}
-  ~PinnedBuffer() override {
-    cudaFreeHost(data_);
-    released_(bytes_);
-  }
-  std::byte* data() const override { return data_; }
-  int64_t bytes() const override { return bytes_; }
+  PinnedBuffer(std::unique_ptr<PinnedMemory> memory, std::function<void(int64_t)> released)
+      : memory_(std::move(memory)), released_(std::move(released)) {}
+  ~PinnedBuffer() override { released_(bytes()); }
+  std::byte* data() const override { return memory_->data(); }
+  int64_t bytes() const override { return memory_->bytes(); }
 
  private:
-  std::byte* const data_;
-  const int64_t bytes_;
+  const std::unique_ptr<PinnedMemory> memory_;
   const std::function<void(int64_t)> released_;
 };
+
+PinCalls RegistrationCalls() {
+  return {.pin =
+              [](std::byte* data, int64_t bytes) {
+                return FromCuda(cudaHostRegister(data, bytes, cudaHostRegisterDefault),
+                                "cudaHostRegister");
+              },
+          .unpin =
+              [](std::byte* data) {
+                return FromCuda(cudaHostUnregister(data), "cudaHostUnregister");
+              }};
+}
 
 class CudaDevice : public Device {
  public:
@@ -69,15 +79,14 @@ class CudaDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<HostBuffer>> AllocateHost(int64_t bytes) override {
     RETURN_IF_ERROR(Select());
-    void* data = nullptr;
-    RETURN_IF_ERROR(FromCuda(cudaMallocHost(&data, std::max<int64_t>(bytes, 1)),
-                             absl::StrCat("cannot pin ", bytes, " bytes of host memory")));
+    ASSIGN_OR_RETURN(std::unique_ptr<PinnedMemory> memory,
+                     PinnedMemory::Allocate(bytes, RegistrationCalls()));
     const auto add = [this](int64_t change) {
       absl::MutexLock lock(&mutex_);
       memory_.host_bytes += change;
     };
     add(bytes);
-    return std::make_unique<PinnedBuffer>(static_cast<std::byte*>(data), bytes,
+    return std::make_unique<PinnedBuffer>(std::move(memory),
                                           [add](int64_t released) { add(-released); });
   }
 
