@@ -189,7 +189,7 @@ using SigbusDeathTest = MappedFileTest;
 // By the signal or, where a sanitizer reports it, with a code that is none of the test's own.
 bool EndedBySigbus(int status) {
   if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGBUS;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(DLO_SANITIZED)
   return WEXITSTATUS(status) == 1 || WEXITSTATUS(status) > 5;
 #else
   return false;

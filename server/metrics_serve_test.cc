@@ -191,7 +191,7 @@ TEST_F(MetricsServeTest, TellsWhatBecameOfRequests) {
     WaitValue("dlo_requests_running", 1);
     EXPECT_EQ(TestCall(channel_, Request("x")).Finish().error_code(),
               grpc::StatusCode::RESOURCE_EXHAUSTED);
-    EXPECT_EQ(Value("dlo_request_refusals_total{reason=\"QUEUE_FULL\"}"), 1);
+    WaitValue("dlo_request_refusals_total{reason=\"QUEUE_FULL\"}", 1);
     running.Cancel();
     running.Finish();
   }

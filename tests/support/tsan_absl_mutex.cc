@@ -1,4 +1,4 @@
-// Makes ThreadSanitizer see Abseil's mutexes, and with them gRPC's.
+// Makes ThreadSanitizer see Abseil's mutexes and notifications, and with them gRPC's.
 //
 // Debian's Abseil and gRPC are built without it, so that what their locks order looks like a race.
 // Linked into a program, these functions take the place of those in libabsl_synchronization.so, for
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 
 extern "C" {
 void __tsan_acquire(void* address);
@@ -146,6 +147,35 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   const bool timed_out = original(this, mutex, deadline);
   __tsan_acquire(mutex);
   return timed_out;
+}
+
+void Notification::Notify() {
+  DLO_ORIGINAL(void, "_ZN4absl7debian312Notification6NotifyEv", Notification*);
+  __tsan_release(this);
+  original(this);
+}
+
+void Notification::WaitForNotification() const {
+  DLO_ORIGINAL(void, "_ZNK4absl7debian312Notification19WaitForNotificationEv", const Notification*);
+  original(this);
+  __tsan_acquire(const_cast<Notification*>(this));
+}
+
+bool Notification::WaitForNotificationWithTimeout(Duration timeout) const {
+  DLO_ORIGINAL(bool,
+               "_ZNK4absl7debian312Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
+               const Notification*, Duration);
+  const bool notified = original(this, timeout);
+  __tsan_acquire(const_cast<Notification*>(this));
+  return notified;
+}
+
+bool Notification::WaitForNotificationWithDeadline(Time deadline) const {
+  DLO_ORIGINAL(bool, "_ZNK4absl7debian312Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
+               const Notification*, Time);
+  const bool notified = original(this, deadline);
+  __tsan_acquire(const_cast<Notification*>(this));
+  return notified;
 }
 
 ABSL_NAMESPACE_END
