@@ -63,10 +63,10 @@ extern "C" {
 // Of every program that this is linked into: workers end without joining their threads.
 const char* __tsan_default_options() { return "report_thread_leaks=0"; }
 
-// What libraries that are not built for the sanitizer
-// hand between their own threads by atomics is not seen: what the C library does for them (malloc,
-// memcpy, sendmsg) is not looked at. All accesses of our code are, but in what grpcpp's headers do
-// with a call that has ended, and before and after its interceptors.
+// What libraries that are not built for the sanitizer hand between their own threads by atomics is
+// not seen: what the C library does for them (malloc, memcpy, sendmsg, close) is not looked at. All
+// accesses of our code are, but in what grpcpp's headers do with a call that has ended and around
+// its interceptors. fopen64: of a descriptor whose number gRPC had.
 const char* __tsan_default_suppressions() {
   return "called_from_lib:libabsl_cord.so\n"
          "called_from_lib:libabsl_graphcycles_internal.so\n"
@@ -81,7 +81,8 @@ const char* __tsan_default_suppressions() {
          "called_from_lib:libssl.so\n"
          "called_from_lib:libupb.so\n"
          "race:CallOnDone\n"
-         "race:InterceptorBatchMethods\n";
+         "race:InterceptorBatchMethods\n"
+         "race:fopen64\n";
 }
 
 grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t nops, void* tag,
