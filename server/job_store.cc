@@ -239,12 +239,12 @@ absl::Status JobStore::RemoveOrphans() {
     }
   }
   std::error_code error;
-  for (const auto& file :
-       std::filesystem::directory_iterator(options_.folder / kResultsName, error)) {
-    const std::string name = file.path().filename();
+  for (std::filesystem::directory_iterator file(options_.folder / kResultsName, error), end;
+       !error && file != end; file.increment(error)) {
+    const std::string name = file->path().filename();
     const bool ours = absl::EndsWith(name, kResultSuffix) ||
                       absl::EndsWith(name, kTimelineSuffix) || absl::EndsWith(name, kPartialSuffix);
-    if (ours && kept.count(name) == 0) unlink(file.path().c_str());
+    if (ours && kept.count(name) == 0) unlink(file->path().c_str());
   }
   if (error) return FolderError(options_.folder / kResultsName, error.message());
   return absl::OkStatus();
