@@ -266,6 +266,8 @@ at::ScalarType TorchDType(DType dtype) {
       return at::kBFloat16;
     case DType::kF16:
       return at::kHalf;
+    case DType::kF8E4M3:
+      return at::kFloat8_e4m3fn;
     default:
       TORCH_CHECK(false, "no weights are computed with in ", std::string(DTypeName(dtype)));
   }
