@@ -6,6 +6,7 @@
 
 #include "base/clones.h"
 #include "loader/cast.h"
+#include "loader/stream_memory.h"
 
 namespace dlo {
 namespace {
@@ -26,7 +27,7 @@ DLO_INLINE float FromBits(uint32_t bits) {
 }
 
 // Without branches, so that the loops below become vector code.
-DLO_INLINE uint8_t ToE4M3(float value) {
+DLO_INLINE uint32_t ToE4M3(float value) {
   const uint32_t bits = Bits(value);
   const uint32_t sign = bits >> 24 & 0x80;
   const uint32_t magnitude = bits & 0x7FFFFFFF;
@@ -38,7 +39,7 @@ DLO_INLINE uint8_t ToE4M3(float value) {
   uint32_t result = magnitude < 0x3C800000 ? subnormal : normal;  // 2^-6
   result = result > 0x7E ? 0x7E : result;                         // 448
   result = magnitude > 0x7F800000 ? 0x7F : result;                // NaN
-  return static_cast<uint8_t>(result | sign);
+  return result | sign;
 }
 
 DLO_INLINE float FromE4M3(uint8_t value) {
@@ -52,36 +53,69 @@ DLO_INLINE float FromE4M3(uint8_t value) {
   return FromBits(bits | sign);
 }
 
-DLO_CLONES uint32_t MaxMagnitudeOfFloats(const std::byte* source, size_t count) {
-  uint32_t result = 0;
+template <typename T>
+DLO_INLINE T MaxOf(const std::byte* source, size_t count, T mask) {
+  T result = 0;
   for (size_t i = 0; i < count; ++i) {
-    uint32_t bits;
+    T bits;
     std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
-    bits &= 0x7FFFFFFF;
+    bits &= mask;
     result = result > bits ? result : bits;
   }
   return result;
 }
 
-// The upper halves of float32s.
-DLO_CLONES uint32_t MaxMagnitudeOfBFloat16(const std::byte* source, size_t count) {
-  uint16_t result = 0;
-  for (size_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
-    bits &= 0x7FFF;
-    result = result > bits ? result : bits;
-  }
-  return static_cast<uint32_t>(result) << 16;
+template <typename T>
+DLO_INLINE T MaxOfMany(const std::byte* source, size_t count, T mask) {
+  constexpr size_t kUnit = 256 / sizeof(T);
+  T lanes[kUnit] = {};
+  const size_t done = ForUnits<256>(count * sizeof(T), [&](size_t at)
+                                                           __attribute__((always_inline)) {
+    for (size_t i = 0; i < kUnit; ++i) {
+      T bits;
+      std::memcpy(&bits, source + at + i * sizeof(bits), sizeof(bits));
+      bits &= mask;
+      lanes[i] = lanes[i] > bits ? lanes[i] : bits;
+    }
+  });
+  const T rest = MaxOf(source + done, count - done / sizeof(T), mask);
+  const T most = MaxOf(reinterpret_cast<const std::byte*>(lanes), kUnit, mask);
+  return most > rest ? most : rest;
 }
 
-DLO_CLONES void QuantizeFloats(const std::byte* __restrict source, float scale,
-                               std::byte* __restrict destination, size_t count) {
+DLO_CLONES uint32_t MaxMagnitudeOfFloats(const std::byte* source, size_t count) {
+  return MaxOfMany<uint32_t>(source, count, 0x7FFFFFFF);
+}
+
+// F16 or BF16, in that format: their bits order like magnitudes, too.
+DLO_CLONES uint16_t MaxMagnitudeOf16Bits(const std::byte* source, size_t count) {
+  return MaxOfMany<uint16_t>(source, count, 0x7FFF);
+}
+
+DLO_INLINE void QuantizeSome(const std::byte* __restrict source, float scale,
+                             std::byte* __restrict destination, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     float value;
     std::memcpy(&value, source + i * sizeof(value), sizeof(value));
     destination[i] = static_cast<std::byte>(ToE4M3(value / scale));
   }
+}
+
+DLO_CLONES void QuantizeFloats(const std::byte* __restrict source, float scale,
+                               std::byte* __restrict destination, size_t count) {
+  size_t done = 0;
+  if (reinterpret_cast<uintptr_t>(destination) % 16 == 0) {
+    // By value: a reference might be to what is stored to.
+    done = ForUnits<256>(count * sizeof(float),
+                         [=](size_t at) __attribute__((always_inline)) {
+                           StreamedUnit<64> unit;
+                           QuantizeSome(source + at, scale, unit.bytes, 64);
+                           unit.Store(destination + at / sizeof(float));
+                         }) /
+           sizeof(float);
+    EndStores();
+  }
+  QuantizeSome(source + done * sizeof(float), scale, destination + done, count - done);
 }
 
 DLO_CLONES void DequantizeToFloats(const std::byte* __restrict source, float scale,
@@ -122,9 +156,14 @@ void ForStrips(DType from, const std::byte* source, size_t count, Use use) {
 bool CanQuantize(DType from) { return CanCast(from, DType::kF32); }
 
 uint32_t MaxMagnitudeBits(DType from, const std::byte* source, size_t count) {
-  if (from == DType::kBF16) return MaxMagnitudeOfBFloat16(source, count);
   uint32_t result = 0;
   if (!CanQuantize(from)) return result;
+  if (DTypeBytes(from) == 2) {
+    const uint16_t max = MaxMagnitudeOf16Bits(source, count);
+    CastElements(from, reinterpret_cast<const std::byte*>(&max), DType::kF32,
+                 reinterpret_cast<std::byte*>(&result), 1);
+    return result;
+  }
   ForStrips(from, source, count, [&](const std::byte* floats, size_t, size_t n) {
     result = std::max(result, MaxMagnitudeOfFloats(floats, n));
   });

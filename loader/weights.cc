@@ -28,9 +28,10 @@
 namespace dlo {
 namespace {
 
-// Large enough that system calls cost nothing beside the copy, small enough to stay in a core's
-// cache.
-constexpr int64_t kChunkBytes = 1 << 20;
+// Bytes of a file that are worked on at once, by address from multiple to multiple. What Linux maps
+// at a fault, and what it reads from the page cache as one, ends there at the latest: so threads
+// seldom take pages from each other.
+constexpr int64_t kChunkBytes = 2 << 20;
 
 // The elements of a source that are needed: `num` runs of `run` elements, each `stride` elements
 // after the one before, the first at `first`.
@@ -203,7 +204,8 @@ absl::StatusOr<LoadPlan> PlanTransfers(const Checkpoint& checkpoint,
     }
     if (spec.scale.empty() ? !CanCast(source->dtype, spec.dtype) : !CanQuantize(source->dtype)) {
       uncastable.Add(absl::StrCat(where, " is ", DTypeName(source->dtype), ", wanted as ",
-                                  DTypeName(spec.dtype)));
+                                  DTypeName(spec.dtype),
+                                  spec.scale.empty() ? "" : " by quantising"));
     }
     plan.transfers.push_back({.source = *source,
                               .dtype = spec.dtype,
@@ -247,17 +249,32 @@ absl::StatusOr<LoadPlan> PlanTransfers(const Checkpoint& checkpoint,
 
 void AddChunks(const Transfer& transfer, Chunk::Task task, std::vector<Chunk>* chunks) {
   const Runs& runs = transfer.runs;
+  const int64_t element_bytes = DTypeBytes(transfer.source.dtype);
   if (runs.run == 0) return;
-  const int64_t step = kChunkBytes / DTypeBytes(transfer.source.dtype);
-  const int64_t runs_at_once = std::max<int64_t>(1, step / runs.run);
-  for (int64_t i = 0; i < runs.num; i += runs_at_once) {
-    for (int64_t begin = 0; begin < runs.run; begin += step) {
-      chunks->push_back({.transfer = &transfer,
-                         .first_run = i,
-                         .num_runs = std::min(runs_at_once, runs.num - i),
-                         .begin = begin,
-                         .count = std::min(step, runs.run - begin),
-                         .task = task});
+  const auto add = [&](int64_t first_run, int64_t num_runs, int64_t begin, int64_t count) {
+    chunks->push_back({.transfer = &transfer,
+                       .first_run = first_run,
+                       .num_runs = num_runs,
+                       .begin = begin,
+                       .count = count,
+                       .task = task});
+  };
+  if (const int64_t at_once = kChunkBytes / (runs.run * element_bytes); at_once > 1) {
+    for (int64_t i = 0; i < runs.num; i += at_once) {
+      add(i, std::min(at_once, runs.num - i), 0, runs.run);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < runs.num; ++i) {
+    const auto run = reinterpret_cast<uintptr_t>(transfer.source.data.data()) +
+                     static_cast<uintptr_t>((runs.first + i * runs.stride) * element_bytes);
+    for (int64_t begin = 0; begin < runs.run;) {
+      const uintptr_t address = run + static_cast<uintptr_t>(begin * element_bytes);
+      const auto to_boundary = static_cast<int64_t>(kChunkBytes - address % kChunkBytes);
+      const int64_t count =
+          std::min((to_boundary + element_bytes - 1) / element_bytes, runs.run - begin);
+      add(i, 1, begin, count);
+      begin += count;
     }
   }
 }
@@ -392,6 +409,19 @@ void Convert(const Chunk& chunk) {
   }
 }
 
+// Takes the pages of the chunk, and what Linux has mapped around them, out of the process. Another
+// thread may be reading a neighbour: it faults those pages in again.
+void DropPages(const Transfer& transfer, absl::Span<const absl::Span<std::byte>> stretches) {
+  const absl::Span<const std::byte> file = transfer.source.mapping->bytes();
+  const auto file_begin = reinterpret_cast<uintptr_t>(file.data());
+  const auto begin = reinterpret_cast<uintptr_t>(stretches.front().data());
+  const auto end = reinterpret_cast<uintptr_t>(stretches.back().data()) + stretches.back().size();
+  const uintptr_t from = std::max(begin - begin % kChunkBytes, file_begin);
+  const uintptr_t to = std::min(end + kChunkBytes - 1 - (end - 1) % kChunkBytes,
+                                file_begin + static_cast<uintptr_t>(file.size()));
+  madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+}
+
 absl::Status LoadChunk(const Chunk& chunk) {
   ScaleGroup* const group = chunk.transfer->group;
   if (chunk.task == Chunk::Task::kQuantize) {
@@ -410,11 +440,7 @@ absl::Status LoadChunk(const Chunk& chunk) {
     }
   }
   if (chunk.task == Chunk::Task::kMeasure) EndMeasuring(*group, status.ok());
-  // Another thread may be reading a neighbour on a page at either end: it faults that page in
-  // again.
-  for (const absl::Span<std::byte> pages : stretches) {
-    madvise(pages.data(), pages.size(), MADV_DONTNEED);
-  }
+  DropPages(*chunk.transfer, stretches);
   return status;
 }
 

@@ -104,15 +104,19 @@ at::Tensor Linear(const at::Tensor& x, const LinearWeights& w, at::Tensor& scrat
   return Linear(x, Dequantize(w, x.scalar_type(), scratch), w.bias, activation);
 }
 
+QuantizedRows QuantizeRows(const at::Tensor& x) {
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}).to(at::kFloat);
+  // A row of zeros has a scale, too.
+  const at::Tensor scales = (rows.abs().amax(1, /*keepdim=*/true) / kE4M3Max).clamp_min(FLT_MIN);
+  return {(rows / scales).clamp(-kE4M3Max, kE4M3Max).to(at::kFloat8_e4m3fn), scales};
+}
+
 at::Tensor ScaledLinear(const at::Tensor& x, const LinearWeights& w, Activation activation) {
   const int64_t out = w.weight.size(0);
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}).to(at::kFloat);
-  const at::Tensor scales = (rows.abs().amax(1, /*keepdim=*/true) / kE4M3Max).clamp_min(FLT_MIN);
-  const at::Tensor quantized =
-      (rows / scales).clamp(-kE4M3Max, kE4M3Max).to(at::kFloat8_e4m3fn);
+  const QuantizedRows rows = QuantizeRows(x);
   const at::Tensor y =
-      at::_scaled_mm(quantized, w.weight.t(), scales, w.scale.expand({1, out}).contiguous(), w.bias,
-                     /*scale_result=*/{}, x.scalar_type());
+      at::_scaled_mm(rows.values, w.weight.t(), rows.scales, w.scale.expand({1, out}).contiguous(),
+                     w.bias, /*scale_result=*/{}, x.scalar_type());
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = out;
   return Activate(y.view(shape), activation);

@@ -31,9 +31,16 @@ struct LinearWeights {
 at::Tensor Linear(const at::Tensor& x, const LinearWeights& w, at::Tensor& scratch,
                   Activation activation = Activation::kNone);
 
-// The same for a scaled weight, both sides multiplied in float8_e4m3fn: each row of x is quantised
-// with a scale of its own, its largest magnitude over 448. On CUDA b is bfloat16, and in and out are
-// multiples of 16.
+// The rows of a tensor as float8_e4m3fn, each over a scale of its own that maps its largest
+// magnitude to 448.
+struct QuantizedRows {
+  at::Tensor values;  // [rows, channels] float8_e4m3fn
+  at::Tensor scales;  // [rows, 1] float32
+};
+QuantizedRows QuantizeRows(const at::Tensor& x);  // [..., channels]
+
+// The same for a scaled weight, multiplied in float8_e4m3fn with x in QuantizedRows. CUDA only; b is
+// bfloat16, and in and out are multiples of 16.
 at::Tensor ScaledLinear(const at::Tensor& x, const LinearWeights& w,
                         Activation activation = Activation::kNone);
 
