@@ -7,14 +7,15 @@
 // it as bfloat16, loading it as fp8, loading rank 0's half of its rows and of its columns, and
 // faulting its mapping in. With a warm one, on one thread and by its processor time: memcpy of the
 // same bytes between two buffers, casting between two buffers, and loading. Prints medians of ROUNDS
-// (5), and ratios of bytes a second; in memory both bytes read and bytes written count. Destinations
-// have been written to before.
+// (5), and ratios of bytes a second; in memory both bytes read and bytes written count. Buffers begin
+// at a page, as those that weights are loaded to do, and have been written to before.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -99,10 +100,17 @@ class Bench {
   absl::Status Run() {
     RETURN_IF_ERROR(WriteCheckpoint(file(), num_tensors_));
     const absl::Cleanup remove = [this] { std::filesystem::remove(file()); };
-    source_.resize(bytes());
-    destination_.resize(bytes());
+    for (std::byte** buffer : {&source_, &destination_}) {
+      *buffer = static_cast<std::byte*>(std::aligned_alloc(4096, bytes()));
+      if (*buffer == nullptr) return absl::ResourceExhaustedError("no memory for the buffers");
+      std::memset(*buffer, 0x3B, bytes());
+    }
+    const absl::Cleanup free_buffers = [this] {
+      std::free(source_);
+      std::free(destination_);
+    };
     for (int64_t i = 0; i < num_tensors_; ++i) {
-      destinations_.push_back(destination_.data() + i * kTensorBytes);
+      destinations_.push_back(destination_ + i * kTensorBytes);
     }
     RETURN_IF_ERROR(Cold());
     return Warm();
@@ -194,7 +202,7 @@ class Bench {
     const auto all = static_cast<double>(bytes());
     std::cout << "cold page cache, bytes of the file a second:\n";
     return Measure(
-        {{"read() of 8 MiB at a time", all, [this] { return ReadFile(file(), source_.data()); }},
+        {{"read() of 8 MiB at a time", all, [this] { return ReadFile(file(), source_); }},
          {"load as bfloat16", all, [this] { return Load(Specs(DType::kBF16), 0); }},
          {"load as fp8", all, [this] { return Load(Specs(DType::kBF16), 0, true); }},
          {"load half of the rows", all / 2, [this] { return Load(Halves(0), 0); }},
@@ -205,19 +213,18 @@ class Bench {
 
   absl::Status Warm() {
     const auto all = static_cast<double>(bytes());
-    RETURN_IF_ERROR(ReadFile(file(), source_.data()));
-    std::memset(source_.data(), 0x3B, source_.size());
+    RETURN_IF_ERROR(ReadFile(file(), source_));
+    std::memset(source_, 0x3B, bytes());
     std::cout << "warm page cache, bytes read and written a second of one core:\n";
     return Measure(
         {{"memcpy", 2 * all,
           [this] {
-            std::memcpy(destination_.data(), source_.data(), source_.size());
+            std::memcpy(destination_, source_, bytes());
             return absl::OkStatus();
           }},
          {"cast between buffers, float32 to bfloat16", 1.5 * all,
           [this] {
-            CastElements(DType::kF32, source_.data(), DType::kBF16, destination_.data(),
-                         source_.size() / 4);
+            CastElements(DType::kF32, source_, DType::kBF16, destination_, bytes() / 4);
             return absl::OkStatus();
           }},
          {"load as it is stored", 2 * all, [this] { return Load(Specs(DType::kF32), 1); }},
@@ -230,7 +237,8 @@ class Bench {
   const std::filesystem::path folder_;
   const int64_t num_tensors_;
   const int rounds_;
-  std::vector<std::byte> source_, destination_;
+  std::byte* source_ = nullptr;
+  std::byte* destination_ = nullptr;
   std::vector<std::byte*> destinations_;
 };
 

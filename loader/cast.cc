@@ -39,7 +39,9 @@ struct F64 {
 
 struct BF16 {
   using Storage = uint16_t;
-  static DLO_INLINE float ToFloat(uint16_t value) { return FromBits(static_cast<uint32_t>(value) << 16); }
+  static DLO_INLINE float ToFloat(uint16_t value) {
+    return FromBits(static_cast<uint32_t>(value) << 16);
+  }
   static DLO_INLINE uint16_t FromFloat(float value) {
     const uint32_t bits = Bits(value);
     const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
@@ -110,11 +112,12 @@ DLO_INLINE void CastLoop(const std::byte* __restrict source, std::byte* __restri
     destination += head * kOut;
     count -= head;
     const size_t streamed =
-        ForUnits<kElements * kIn>(count * kIn, [&](size_t at) __attribute__((always_inline)) {
-          StreamedUnit<kElements * kOut> unit;
-          CastSome<From, To>(source + at, unit.bytes, kElements);
-          unit.Store(destination + at / kIn * kOut);
-        }) /
+        ForUnits<kElements * kIn>(count * kIn,
+                                  [&](size_t at) __attribute__((always_inline)) {
+                                    StreamedUnit<kElements * kOut> unit;
+                                    CastSome<From, To>(source + at, unit.bytes, kElements);
+                                    unit.Store(destination + at / kIn * kOut);
+                                  }) /
         kIn;
     EndStores();
     source += streamed * kIn;
@@ -125,9 +128,9 @@ DLO_INLINE void CastLoop(const std::byte* __restrict source, std::byte* __restri
 }
 
 // A template cannot be compiled for several instruction sets.
-#define DLO_CAST(From, To)                                                                      \
+#define DLO_CAST(From, To)                                                                        \
   DLO_CLONES void From##To##Cast(const std::byte* source, std::byte* destination, size_t count) { \
-    CastLoop<From, To>(source, destination, count);                                             \
+    CastLoop<From, To>(source, destination, count);                                               \
   }
 DLO_CAST(F16, F32)
 DLO_CAST(BF16, F32)
@@ -148,12 +151,11 @@ DLO_CLONES void Copy(const std::byte* __restrict source, std::byte* __restrict d
     source += head;
     destination += head;
     bytes -= head;
-    const size_t streamed =
-        ForUnits<64>(bytes, [&](size_t at) __attribute__((always_inline)) {
-          StreamedUnit<64> unit;
-          std::memcpy(unit.bytes, source + at, 64);
-          unit.Store(destination + at);
-        });
+    const size_t streamed = ForUnits<64>(bytes, [&](size_t at) __attribute__((always_inline)) {
+      StreamedUnit<64> unit;
+      std::memcpy(unit.bytes, source + at, 64);
+      unit.Store(destination + at);
+    });
     EndStores();
     source += streamed;
     destination += streamed;

@@ -43,9 +43,9 @@ struct HostWeightSettings {
   CheckpointMmap mmap = CheckpointMmap::kAuto;
   int tp = 1;
   bool hsdp = false;
-  bool rotated_int8 = false;         // INT8 weights that are rotated while they are loaded
-  bool adapted = false;              // a LoRA is merged into the weights while they are loaded
-  bool packs = true;                 // the device can pack blocks from pages
+  bool rotated_int8 = false;  // INT8 weights that are rotated while they are loaded
+  bool adapted = false;       // a LoRA is merged into the weights while they are loaded
+  bool packs = true;          // the device can pack blocks from pages
 };
 
 // What a model needs of one component.

@@ -69,15 +69,15 @@ template <typename T>
 DLO_INLINE T MaxOfMany(const std::byte* source, size_t count, T mask) {
   constexpr size_t kUnit = 256 / sizeof(T);
   T lanes[kUnit] = {};
-  const size_t done = ForUnits<256>(count * sizeof(T), [&](size_t at)
-                                                           __attribute__((always_inline)) {
-    for (size_t i = 0; i < kUnit; ++i) {
-      T bits;
-      std::memcpy(&bits, source + at + i * sizeof(bits), sizeof(bits));
-      bits &= mask;
-      lanes[i] = lanes[i] > bits ? lanes[i] : bits;
-    }
-  });
+  const size_t done =
+      ForUnits<256>(count * sizeof(T), [&](size_t at) __attribute__((always_inline)) {
+        for (size_t i = 0; i < kUnit; ++i) {
+          T bits;
+          std::memcpy(&bits, source + at + i * sizeof(bits), sizeof(bits));
+          bits &= mask;
+          lanes[i] = lanes[i] > bits ? lanes[i] : bits;
+        }
+      });
   const T rest = MaxOf(source + done, count - done / sizeof(T), mask);
   const T most = MaxOf(reinterpret_cast<const std::byte*>(lanes), kUnit, mask);
   return most > rest ? most : rest;

@@ -198,8 +198,8 @@ absl::StatusOr<LoadPlan> PlanTransfers(const Checkpoint& checkpoint,
     }
     if (const std::vector<int64_t> full = FullShape(spec);
         source->shape != absl::MakeConstSpan(full)) {
-      misshapen.Add(absl::StrCat(where, " is ", ShapeText(source->shape), " instead of ",
-                                 ShapeText(full)));
+      misshapen.Add(
+          absl::StrCat(where, " is ", ShapeText(source->shape), " instead of ", ShapeText(full)));
       continue;
     }
     if (spec.scale.empty() ? !CanCast(source->dtype, spec.dtype) : !CanQuantize(source->dtype)) {
@@ -394,13 +394,12 @@ void EndMeasuring(ScaleGroup& group, bool ok) {
 
 void Convert(const Chunk& chunk) {
   const Transfer& transfer = *chunk.transfer;
-  const float scale =
-      transfer.group != nullptr ? E4M3Scale(transfer.group->max_magnitude_bits) : 1;
+  const float scale = transfer.group != nullptr ? E4M3Scale(transfer.group->max_magnitude_bits) : 1;
   const auto count = static_cast<size_t>(chunk.count);
   for (int64_t run = chunk.first_run; run < chunk.first_run + chunk.num_runs; ++run) {
     const std::byte* from = RunData(chunk, run).data();
-    std::byte* to = transfer.destination +
-                    (run * transfer.runs.run + chunk.begin) * DTypeBytes(transfer.dtype);
+    std::byte* to =
+        transfer.destination + (run * transfer.runs.run + chunk.begin) * DTypeBytes(transfer.dtype);
     if (transfer.group != nullptr) {
       QuantizeE4M3(transfer.source.dtype, from, scale, to, count);
     } else {

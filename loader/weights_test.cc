@@ -443,8 +443,9 @@ TEST_F(LoadTensorsTest, RefusesSlicesThatAreNoPartByName) {
   const auto refusal = [&](std::vector<int64_t> shape, TensorSlice slice) {
     return Refusal(checkpoint, {{.name = "w", .shape = std::move(shape), .slice = slice}});
   };
-  EXPECT_THAT(refusal({4, 4}, {.dim = 0, .begin = 6, .full = 8}),
-              HasSubstr(absl::StrCat("\"w\" in ", file_, " takes 6 to 10 of the 8 in dimension 0")));
+  EXPECT_THAT(
+      refusal({4, 4}, {.dim = 0, .begin = 6, .full = 8}),
+      HasSubstr(absl::StrCat("\"w\" in ", file_, " takes 6 to 10 of the 8 in dimension 0")));
   EXPECT_THAT(refusal({4, 4}, {.dim = 0, .begin = -2, .full = 8}), HasSubstr("takes -2 to 2"));
   EXPECT_THAT(refusal({4, 4}, {.dim = 2, .begin = 0, .full = 8}),
               HasSubstr("is cut along dimension 2 of 2"));
@@ -463,7 +464,8 @@ TEST_F(LoadTensorsTest, RefusesSlicesThatAreNoPartByName) {
 // How many pages of the file are in the page cache.
 int64_t CachedPages(const MappedFile& file) {
   std::vector<unsigned char> pages((file.bytes().size() + 4095) / 4096);
-  if (mincore(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), pages.data()) != 0) {
+  if (mincore(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), pages.data()) !=
+      0) {
     return -1;
   }
   int64_t count = 0;
@@ -490,9 +492,8 @@ TEST_F(LoadTensorsTest, ReadsOnlyTheSlicesFromTheDisk) {
     rusage usage_before, usage_after;
     getrusage(RUSAGE_SELF, &usage_before);
     std::atomic<int64_t> read_bytes = 0;
-    ASSERT_TRUE(Load(checkpoint, {Cut(spec, dim, 2, kTp)},
-                     {.threads = 2, .read_bytes = &read_bytes})
-                    .ok());
+    ASSERT_TRUE(
+        Load(checkpoint, {Cut(spec, dim, 2, kTp)}, {.threads = 2, .read_bytes = &read_bytes}).ok());
     getrusage(RUSAGE_SELF, &usage_after);
     EXPECT_EQ(read_bytes, kRows * kColumns * 4 / kTp);
     // A run of columns is 8 KiB and may begin within a page.
@@ -619,11 +620,12 @@ TEST_F(LoadTensorsTest, RefusesScalesThatCannotBe) {
   specs[0].dtype = DType::kBF16;
   EXPECT_THAT(Refusal(checkpoint, specs), HasSubstr("\"w\" has a scale, but is BF16"));
   // A checkpoint that is quantised already is not what is asked for.
-  const Checkpoint quantised = Write({{"w", DType::kF8E4M3, {4}, AsBytes(ints)},
-                                      {"w_scale", DType::kF32, {4}, AsBytes(four_)}});
-  EXPECT_THAT(Refusal(quantised, Quantised({4})),
-              AllOf(HasSubstr("\"w\" in "), HasSubstr("is F8_E4M3, wanted as F8_E4M3 by quantising"),
-                    HasSubstr("not the model's, 1 in all: \"w_scale\"")));
+  const Checkpoint quantised = Write(
+      {{"w", DType::kF8E4M3, {4}, AsBytes(ints)}, {"w_scale", DType::kF32, {4}, AsBytes(four_)}});
+  EXPECT_THAT(
+      Refusal(quantised, Quantised({4})),
+      AllOf(HasSubstr("\"w\" in "), HasSubstr("is F8_E4M3, wanted as F8_E4M3 by quantising"),
+            HasSubstr("not the model's, 1 in all: \"w_scale\"")));
 }
 
 }  // namespace

@@ -42,8 +42,7 @@ std::vector<TensorSpec> Specs(int64_t rows, bool fp8) {
       }
       if (name == std::string("v") || name == std::string("out")) add_scale(scale);
     }
-    specs.push_back(
-        {.name = prefix + "bias", .shape = {1000}, .dtype = DType::kBF16, .block = b});
+    specs.push_back({.name = prefix + "bias", .shape = {1000}, .dtype = DType::kBF16, .block = b});
   }
   return specs;
 }
@@ -100,8 +99,8 @@ TEST_P(Shards, OfAllRanksAreTheBlocks) {
   for (int b = 0; b < kBlocks; ++b) {
     // Between tensors the whole block's memory is not written to.
     for (const BlockLayout::Tensor& tensor : blocks[b].layout.tensors()) {
-      const std::string expected(
-          reinterpret_cast<const char*>(blocks[b].bytes + tensor.offset), tensor.spec.bytes());
+      const std::string expected(reinterpret_cast<const char*>(blocks[b].bytes + tensor.offset),
+                                 tensor.spec.bytes());
       EXPECT_EQ(joined[b].substr(tensor.offset, tensor.spec.bytes()), expected) << tensor.spec.name;
     }
   }

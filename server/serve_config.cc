@@ -56,8 +56,9 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .flag = "--quantization",
        .fallback = "none",
        .allowed = {"none", "fp8"},
-       .help = "of the linear layers in the transformers' blocks, while they are loaded; fp8: 8-bit "
-               "floats with a scale for each layer"},
+       .help =
+           "of the linear layers in the transformers' blocks, while they are loaded; fp8: 8-bit "
+           "floats with a scale for each layer"},
       {.key = "device",
        .flag = "--device",
        .fallback = "cpu",
@@ -631,8 +632,7 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
     streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> lines,
-                   CheckModelFiles(root, config.model.dtype, streaming,
-                                   config.model.quantization));
+                   CheckModelFiles(root, config.model.dtype, streaming, config.model.quantization));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

@@ -329,11 +329,11 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--metrics-listen", "127.0.0.1:50051"}, "gRPC listens there (listen)"},
         WrongArguments{{"--dtype", "float16"}, "must be one of auto, float32, bfloat16"},
         WrongArguments{{"--quantization", "int8"}, "must be one of none, fp8"},
-        WrongArguments{{"--quantization", "fp8", "--transfer", "rank-local", "--checkpoint-mmap",
-                        "on"},
-                       "model.quantization is fp8 (flag --quantization), but "
-                       "host_weights.checkpoint_mmap is on: the weights that run are not those of "
-                       "the checkpoint; set that to auto, or this to none"},
+        WrongArguments{
+            {"--quantization", "fp8", "--transfer", "rank-local", "--checkpoint-mmap", "on"},
+            "model.quantization is fp8 (flag --quantization), but "
+            "host_weights.checkpoint_mmap is on: the weights that run are not those of "
+            "the checkpoint; set that to auto, or this to none"},
         WrongArguments{{"--quantization", "fp8", "--device", "cuda", "--dtype", "float32"},
                        "in bfloat16 only; set model.dtype to bfloat16, or this to none"},
         WrongArguments{{"--device", "tpu"}, "must be one of cpu, cuda"},

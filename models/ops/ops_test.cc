@@ -75,9 +75,9 @@ TEST_P(Ops, EachRowIsQuantisedByItself) {
   // Half of a step: 2^-4 of the value, or of the smallest normal one where that is more.
   const at::Tensor bound = (x.to(at::kFloat).abs() / 16).maximum(largest / 448 / 1024) * 1.001;
   EXPECT_TRUE(((back - x.to(at::kFloat)).abs() <= bound).all().item<bool>());
-  EXPECT_LT(MaxError(back.abs().amax(-1, true) / largest.clamp_min(1e-30),
-                     (largest > 0).to(at::kFloat)),
-            1e-6);
+  EXPECT_LT(
+      MaxError(back.abs().amax(-1, true) / largest.clamp_min(1e-30), (largest > 0).to(at::kFloat)),
+      1e-6);
 }
 
 TEST_P(Ops, ScaledLayerNormMatchesLayerNormForSharedAndPerTokenModulation) {

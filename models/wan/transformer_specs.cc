@@ -67,9 +67,9 @@ class SpecList {
 // Which dimension of a tensor is cut between tensor-parallel ranks; -1: none.
 int CutDimension(absl::string_view name) {
   if (!absl::StartsWith(name, "blocks.")) return -1;
-  for (const char* rows : {".to_q.weight", ".to_q.bias", ".to_k.weight", ".to_k.bias",
-                           ".to_v.weight", ".to_v.bias", ".norm_q.weight", ".norm_k.weight",
-                           ".ffn.net.0.proj.weight", ".ffn.net.0.proj.bias"}) {
+  for (const char* rows :
+       {".to_q.weight", ".to_q.bias", ".to_k.weight", ".to_k.bias", ".to_v.weight", ".to_v.bias",
+        ".norm_q.weight", ".norm_k.weight", ".ffn.net.0.proj.weight", ".ffn.net.0.proj.bias"}) {
     if (absl::EndsWith(name, rows)) return 0;
   }
   for (const char* columns : {".to_out.0.weight", ".ffn.net.2.weight"}) {
@@ -132,8 +132,8 @@ absl::StatusOr<std::vector<TensorSpec>> WanTransformerTpSpecs(const WanTransform
   for (const auto& [what, count] : {std::pair("attention heads", config.num_attention_heads),
                                     std::pair("feed-forward channels", config.ffn_dim)}) {
     if (count % tp != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the transformer's ", count, " ", what, " cannot be shared by ", tp, " ranks"));
+      return absl::InvalidArgumentError(absl::StrCat("the transformer's ", count, " ", what,
+                                                     " cannot be shared by ", tp, " ranks"));
     }
   }
   std::vector<TensorSpec> specs = WanTransformerSpecs(config, dtype, quantization);

@@ -36,9 +36,8 @@ class WanTransformerTest : public testing::Test {
                       DType dtype, OnlineQuantization quantization = OnlineQuantization::kNone) {
     auto checkpoint = Checkpoint::Open(dir);
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights =
-        ComponentWeights::Load(*checkpoint, WanTransformerSpecs(config, dtype, quantization),
-                               *device_);
+    auto weights = ComponentWeights::Load(
+        *checkpoint, WanTransformerSpecs(config, dtype, quantization), *device_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     return WanTransformer(config, *std::move(weights));
   }
@@ -171,8 +170,8 @@ TEST(WanTransformerTpSpecs, TheRanksTogetherHoldEachTensorOnceOrWhole) {
       EXPECT_EQ(num_cut, tp == 1 ? 0 : cut.size() * config.num_layers * tp);
     }
   }
-  for (const auto& [rank, tp] : {std::pair(0, 3), std::pair(0, 8), std::pair(2, 2),
-                                std::pair(-1, 2), std::pair(0, 0)}) {
+  for (const auto& [rank, tp] :
+       {std::pair(0, 3), std::pair(0, 8), std::pair(2, 2), std::pair(-1, 2), std::pair(0, 0)}) {
     EXPECT_EQ(WanTransformerTpSpecs(config, DType::kBF16, rank, tp).status().code(),
               absl::StatusCode::kInvalidArgument);
   }

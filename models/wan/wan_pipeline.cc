@@ -503,8 +503,9 @@ absl::StatusOr<int64_t> ResidentBlocks(const PipelineOptions& options, const Wan
   ASSIGN_OR_RETURN(const std::unique_ptr<ModelCard> card, ReadModelCard(options.root));
   VideoSettings settings;
   card->Resolve({}, /*random_seed=*/0, &settings);
-  return FitResidentBlocks(plan, WanActivationBytes(config, settings, options.dtype, options.quantization),
-                           options.stream_slots, options.device_memory_limit_bytes);
+  return FitResidentBlocks(
+      plan, WanActivationBytes(config, settings, options.dtype, options.quantization),
+      options.stream_slots, options.device_memory_limit_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {

@@ -1006,12 +1006,10 @@ class Gathered : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
 // Runs the waves one after another on `size` ranks, threads with a pipeline each; result[rank]
 // holds what each wave recorded there.
-std::vector<std::vector<Recorder>> RunWaves(const std::filesystem::path& root, DType dtype,
-                                            int slots, int size,
-                                            const std::vector<std::vector<Part>>& waves,
-                                            const VideoRequest& request,
-                                            OnlineQuantization quantization =
-                                                OnlineQuantization::kNone) {
+std::vector<std::vector<Recorder>> RunWaves(
+    const std::filesystem::path& root, DType dtype, int slots, int size,
+    const std::vector<std::vector<Part>>& waves, const VideoRequest& request,
+    OnlineQuantization quantization = OnlineQuantization::kNone) {
   ThreadWorld world;
   std::vector<std::vector<Recorder>> recorded(size);
   std::vector<std::thread> ranks;
@@ -1176,10 +1174,10 @@ TEST(Fp8Mapping, TheCheckpointCannotStandForQuantisedWeights) {
                                         .stream_slots = 2,
                                         .checkpoint_mmap = CheckpointMmap::kOn});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.status().message()),
-              testing::AllOf(testing::HasSubstr(
-                                 "transformer: weights are quantised while they are loaded"),
-                             testing::Not(testing::HasSubstr("text_encoder"))));
+  EXPECT_THAT(
+      std::string(refused.status().message()),
+      testing::AllOf(testing::HasSubstr("transformer: weights are quantised while they are loaded"),
+                     testing::Not(testing::HasSubstr("text_encoder"))));
 }
 
 TEST(GatheredStart, RanksThatDifferAreAllTold) {
