@@ -73,18 +73,6 @@ std::vector<std::string> DegreeProblems(const ParallelConfig& config) {
   return problems;
 }
 
-absl::string_view Name(OnlineQuantization quantization) {
-  switch (quantization) {
-    case OnlineQuantization::kNone:
-      return "none";
-    case OnlineQuantization::kPerTensorFp8:
-      return "fp8";
-    case OnlineQuantization::kOther:
-      return "other";
-  }
-  return "?";
-}
-
 struct Combination {
   const ParallelConfig& parallel;
   const CombinationSettings& settings;
@@ -102,7 +90,7 @@ struct Combination {
     return Shown("--resident-layers", settings.resident_layers);
   }
   std::string quantization() const {
-    return absl::StrCat("online quantization ", Name(settings.quantization));
+    return absl::StrCat("online quantization ", OnlineQuantizationName(settings.quantization));
   }
 };
 

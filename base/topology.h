@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/quantization.h"
 
 namespace dlo {
 
@@ -120,8 +121,6 @@ class Topology {
 
 // As many resident layers as fit.
 inline constexpr int kResidentLayersAuto = -1;
-
-enum class OnlineQuantization { kNone, kPerTensorFp8, kOther };
 
 // Whether an optional source of weights is used: not at all, where it can be (else the ordinary
 // loader), or by all means (else starting fails).

@@ -1,18 +1,24 @@
 #include "loader/cast.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#include "loader/stream_memory.h"
 
 namespace dlo {
 namespace {
 
-uint32_t Bits(float value) {
+// Below it the result may well be wanted from the cache.
+constexpr size_t kStreamedBytesMin = 256 << 10;
+
+DLO_INLINE uint32_t Bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-float FromBits(uint32_t bits) {
+DLO_INLINE float FromBits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
@@ -22,19 +28,21 @@ float FromBits(uint32_t bits) {
 // code.
 struct F32 {
   using Storage = float;
-  static float ToFloat(float value) { return value; }
-  static float FromFloat(float value) { return value; }
+  static DLO_INLINE float ToFloat(float value) { return value; }
+  static DLO_INLINE float FromFloat(float value) { return value; }
 };
 
 struct F64 {
   using Storage = double;
-  static float ToFloat(double value) { return static_cast<float>(value); }
+  static DLO_INLINE float ToFloat(double value) { return static_cast<float>(value); }
 };
 
 struct BF16 {
   using Storage = uint16_t;
-  static float ToFloat(uint16_t value) { return FromBits(static_cast<uint32_t>(value) << 16); }
-  static uint16_t FromFloat(float value) {
+  static DLO_INLINE float ToFloat(uint16_t value) {
+    return FromBits(static_cast<uint32_t>(value) << 16);
+  }
+  static DLO_INLINE uint16_t FromFloat(float value) {
     const uint32_t bits = Bits(value);
     const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     const uint32_t quiet_nan = bits >> 16 | 0x40;
@@ -44,7 +52,7 @@ struct BF16 {
 
 struct F16 {
   using Storage = uint16_t;
-  static float ToFloat(uint16_t value) {
+  static DLO_INLINE float ToFloat(uint16_t value) {
     const uint32_t sign = static_cast<uint32_t>(value & 0x8000) << 16;
     const uint32_t magnitude = value & 0x7FFF;
     const uint32_t normal = (magnitude << 13) + (112u << 23);  // exponent bias 15 -> 127
@@ -55,7 +63,7 @@ struct F16 {
     bits = magnitude >= 0x7C00 ? special : bits;
     return FromBits(bits | sign);
   }
-  static uint16_t FromFloat(float value) {
+  static DLO_INLINE uint16_t FromFloat(float value) {
     const uint32_t bits = Bits(value);
     const uint32_t sign = bits >> 16 & 0x8000;
     const uint32_t magnitude = bits & 0x7FFFFFFF;
@@ -75,7 +83,8 @@ struct F16 {
 };
 
 template <typename From, typename To>
-void Cast(const std::byte* __restrict source, std::byte* __restrict destination, size_t count) {
+DLO_INLINE void CastSome(const std::byte* __restrict source, std::byte* __restrict destination,
+                         size_t count) {
   for (size_t i = 0; i < count; ++i) {
     typename From::Storage in;
     std::memcpy(&in, source + i * sizeof(in), sizeof(in));
@@ -84,35 +93,94 @@ void Cast(const std::byte* __restrict source, std::byte* __restrict destination,
   }
 }
 
-using CastFunction = void (*)(const std::byte*, std::byte*, size_t);
-
-template <typename To>
-CastFunction CastTo(DType from) {
-  switch (from) {
-    case DType::kF32:
-      return Cast<F32, To>;
-    case DType::kF16:
-      return Cast<F16, To>;
-    case DType::kBF16:
-      return Cast<BF16, To>;
-    case DType::kF64:
-      return Cast<F64, To>;
-    default:
-      return nullptr;
-  }
+// How many elements of `bytes` bytes lie before the first at a multiple of 64; all `count` if none
+// does.
+size_t ElementsBeforeAlignment(const std::byte* at, size_t bytes, size_t count) {
+  const size_t short_of = (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
+  return short_of % bytes == 0 ? std::min(short_of / bytes, count) : count;
 }
 
-CastFunction FindCast(DType from, DType to) {
-  switch (to) {
-    case DType::kF32:
-      return CastTo<F32>(from);
-    case DType::kF16:
-      return CastTo<F16>(from);
-    case DType::kBF16:
-      return CastTo<BF16>(from);
-    default:
-      return nullptr;
+template <typename From, typename To>
+DLO_INLINE void CastLoop(const std::byte* __restrict source, std::byte* __restrict destination,
+                         size_t count) {
+  constexpr size_t kIn = sizeof(typename From::Storage), kOut = sizeof(typename To::Storage);
+  constexpr size_t kElements = 64;  // of a unit
+  if (count * kIn >= kStreamedBytesMin) {
+    const size_t head = ElementsBeforeAlignment(destination, kOut, count);
+    CastSome<From, To>(source, destination, head);
+    source += head * kIn;
+    destination += head * kOut;
+    count -= head;
+    const size_t streamed =
+        ForUnits<kElements * kIn>(count * kIn,
+                                  [&](size_t at) __attribute__((always_inline)) {
+                                    StreamedUnit<kElements * kOut> unit;
+                                    CastSome<From, To>(source + at, unit.bytes, kElements);
+                                    unit.Store(destination + at / kIn * kOut);
+                                  }) /
+        kIn;
+    EndStores();
+    source += streamed * kIn;
+    destination += streamed * kOut;
+    count -= streamed;
   }
+  CastSome<From, To>(source, destination, count);
+}
+
+// A template cannot be compiled for several instruction sets.
+#define DLO_CAST(From, To)                                                                        \
+  DLO_CLONES void From##To##Cast(const std::byte* source, std::byte* destination, size_t count) { \
+    CastLoop<From, To>(source, destination, count);                                               \
+  }
+DLO_CAST(F16, F32)
+DLO_CAST(BF16, F32)
+DLO_CAST(F64, F32)
+DLO_CAST(F32, F16)
+DLO_CAST(BF16, F16)
+DLO_CAST(F64, F16)
+DLO_CAST(F32, BF16)
+DLO_CAST(F16, BF16)
+DLO_CAST(F64, BF16)
+#undef DLO_CAST
+
+DLO_CLONES void Copy(const std::byte* __restrict source, std::byte* __restrict destination,
+                     size_t bytes) {
+  if (bytes >= kStreamedBytesMin) {
+    const size_t head = ElementsBeforeAlignment(destination, 1, bytes);
+    std::memcpy(destination, source, head);
+    source += head;
+    destination += head;
+    bytes -= head;
+    const size_t streamed = ForUnits<64>(bytes, [&](size_t at) __attribute__((always_inline)) {
+      StreamedUnit<64> unit;
+      std::memcpy(unit.bytes, source + at, 64);
+      unit.Store(destination + at);
+    });
+    EndStores();
+    source += streamed;
+    destination += streamed;
+    bytes -= streamed;
+  }
+  if (bytes > 0) std::memcpy(destination, source, bytes);
+}
+
+using CastFunction = void (*)(const std::byte*, std::byte*, size_t);
+
+CastFunction FindCast(DType from, DType to) {
+  struct Row {
+    DType from, to;
+    CastFunction cast;
+  };
+  static constexpr Row kRows[] = {
+      {DType::kF16, DType::kF32, F16F32Cast},   {DType::kBF16, DType::kF32, BF16F32Cast},
+      {DType::kF64, DType::kF32, F64F32Cast},   {DType::kF32, DType::kF16, F32F16Cast},
+      {DType::kBF16, DType::kF16, BF16F16Cast}, {DType::kF64, DType::kF16, F64F16Cast},
+      {DType::kF32, DType::kBF16, F32BF16Cast}, {DType::kF16, DType::kBF16, F16BF16Cast},
+      {DType::kF64, DType::kBF16, F64BF16Cast}};
+  for (const Row& row : kRows) {
+    if (row.from == from && row.to == to) return row.cast;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -122,7 +190,7 @@ bool CanCast(DType from, DType to) { return from == to || FindCast(from, to) != 
 void CastElements(DType from, const std::byte* source, DType to, std::byte* destination,
                   size_t count) {
   if (from == to) {
-    if (count > 0) std::memcpy(destination, source, count * static_cast<size_t>(DTypeBytes(from)));
+    Copy(source, destination, count * static_cast<size_t>(DTypeBytes(from)));
   } else if (CastFunction cast = FindCast(from, to)) {
     cast(source, destination, count);
   }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -198,6 +199,39 @@ TEST(CastTest, AnyAlignmentAndCount) {
           if (count > 0) std::memcpy(want.data() + shift, expected.data(), expected.size());
           ASSERT_EQ(out, want) << DTypeName(from) << " to " << DTypeName(to) << ", " << count
                                << " elements, shift " << shift;
+        }
+      }
+    }
+  }
+}
+
+// From some size on memory is walked in another order.
+TEST(CastTest, ManyElementsGiveWhatFewDo) {
+  constexpr DType kFloats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF64};
+  constexpr size_t kCount = (1 << 18) + 12345;
+  for (DType from : kFloats) {
+    for (DType to : kFloats) {
+      if (!CanCast(from, to)) continue;
+      const auto in_bytes = static_cast<size_t>(DTypeBytes(from));
+      const auto out_bytes = static_cast<size_t>(DTypeBytes(to));
+      std::vector<std::byte> in(kCount * in_bytes + 1), expected(kCount * out_bytes);
+      uint32_t random = 7;
+      for (std::byte& byte : in) {
+        random = random * 1664525 + 1013904223;
+        byte = static_cast<std::byte>(random >> 24);
+      }
+      for (size_t shift : {0, 1}) {
+        for (size_t i = 0; i < kCount; i += 1000) {
+          CastElements(from, in.data() + shift + i * in_bytes, to, expected.data() + i * out_bytes,
+                       std::min<size_t>(1000, kCount - i));
+        }
+        for (size_t at : {0, 1, 16, 62}) {
+          std::vector<std::byte> out(at + expected.size() + 64, std::byte{0xA5});
+          CastElements(from, in.data() + shift, to, out.data() + at, kCount);
+          ASSERT_EQ(std::memcmp(out.data() + at, expected.data(), expected.size()), 0)
+              << DTypeName(from) << " to " << DTypeName(to) << ", shift " << at;
+          ASSERT_EQ(out[at + expected.size()], std::byte{0xA5});
+          ASSERT_TRUE(at == 0 || out[at - 1] == std::byte{0xA5});
         }
       }
     }

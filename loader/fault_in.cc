@@ -1,22 +1,19 @@
 #include "loader/fault_in.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <system_error>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/sigbus_guard.h"
+#include "base/status_macros.h"
+#include "loader/chunk_threads.h"
 
 namespace dlo {
 namespace {
@@ -59,27 +56,6 @@ absl::Status Populate(const Chunk& chunk) {
   return absl::OkStatus();
 }
 
-// Takes chunks off the common list until none is left or one has failed.
-class Populator {
- public:
-  explicit Populator(const std::vector<Chunk>& chunks) : chunks_(chunks) {}
-
-  void Run() {
-    for (size_t i = next_++; i < chunks_.size() && !failed_; i = next_++) {
-      absl::Status status = Populate(chunks_[i]);
-      if (!status.ok() && !failed_.exchange(true)) status_ = std::move(status);
-    }
-  }
-  // After every Run has returned and been joined.
-  const absl::Status& status() const { return status_; }
-
- private:
-  const std::vector<Chunk>& chunks_;
-  std::atomic<size_t> next_ = 0;
-  std::atomic<bool> failed_ = false;
-  absl::Status status_;
-};
-
 }  // namespace
 
 absl::StatusOr<FaultInStats> FaultIn(absl::Span<const PackPiece> pieces, int threads) {
@@ -92,26 +68,13 @@ absl::StatusOr<FaultInStats> FaultIn(absl::Span<const PackPiece> pieces, int thr
     }
     stats.bytes += piece.bytes;
   }
-  const size_t wanted =
-      threads > 0 ? static_cast<size_t>(threads) : std::thread::hardware_concurrency();
   const int64_t disk_before = DiskBytesRead();
   const absl::Time start = absl::Now();
-  Populator populator(chunks);
-  std::vector<std::thread> helpers;
-  try {
-    while (helpers.size() + 1 < std::min(wanted, chunks.size())) {
-      helpers.emplace_back([&populator] { populator.Run(); });
-    }
-  } catch (const std::system_error& error) {
-    spdlog::warn("faulting in weights with {} threads instead of {}: {}", helpers.size() + 1,
-                 wanted, error.what());
-  }
-  populator.Run();
-  for (std::thread& helper : helpers) helper.join();
-  if (!populator.status().ok()) return populator.status();
+  ASSIGN_OR_RETURN(stats.threads,
+                   RunChunks(static_cast<int64_t>(chunks.size()), threads, "faulting in weights",
+                             [&](int64_t i) { return Populate(chunks[i]); }));
   stats.time = absl::Now() - start;
   stats.disk_bytes = DiskBytesRead() - disk_before;
-  stats.threads = static_cast<int>(helpers.size()) + 1;
   return stats;
 }
 

@@ -43,9 +43,6 @@ Refused JudgeSettings(const HostWeightSettings& settings) {
   if (settings.hsdp) {
     return {PlanRefusal::kHsdp, "HSDP shards the weights in its own way"};
   }
-  if (settings.online_quantization) {
-    return {PlanRefusal::kOnlineQuantization, "weights are quantised while they are loaded"};
-  }
   if (settings.rotated_int8) {
     return {PlanRefusal::kRotatedInt8, "INT8 weights are rotated while they are loaded"};
   }
@@ -225,6 +222,10 @@ Refused JudgeComponent(const ComponentNeeds& component, absl::Span<const Compone
                        ComponentPlan* plan) {
   if (Refused refused = JudgeSettings(settings); refused.refusal != PlanRefusal::kNone) {
     return refused;
+  }
+  if (std::any_of(component.specs.begin(), component.specs.end(),
+                  [](const TensorSpec& spec) { return !spec.scale.empty(); })) {
+    return {PlanRefusal::kOnlineQuantization, "weights are quantised while they are loaded"};
   }
   if (Refused refused = JudgeFolder(component, needs); refused.refusal != PlanRefusal::kNone) {
     return refused;

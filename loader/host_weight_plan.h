@@ -7,7 +7,7 @@
 //
 // A component is mapped if every tensor that it needs has exactly one source in a folder of its
 // own, every tensor in that folder is needed, and the bytes of its streamed tensors are the run's
-// already, or an adapter says how they become so. Else the whole component is loaded as usual: what
+// already, or an adapter says how they become so; none of them is quantised. Else the whole component is loaded as usual: what
 // half of it could do is of no use. Components are decided one by one.
 //
 // Pure, but for logging: reads neither files nor environment, mutates nothing; any thread. The plan
@@ -43,10 +43,9 @@ struct HostWeightSettings {
   CheckpointMmap mmap = CheckpointMmap::kAuto;
   int tp = 1;
   bool hsdp = false;
-  bool online_quantization = false;  // weights are quantised while they are loaded
-  bool rotated_int8 = false;         // INT8 weights that are rotated while they are loaded
-  bool adapted = false;              // a LoRA is merged into the weights while they are loaded
-  bool packs = true;                 // the device can pack blocks from pages
+  bool rotated_int8 = false;  // INT8 weights that are rotated while they are loaded
+  bool adapted = false;       // a LoRA is merged into the weights while they are loaded
+  bool packs = true;          // the device can pack blocks from pages
 };
 
 // What a model needs of one component.

@@ -10,15 +10,24 @@
 // that, its first alias present; names a spec could go by are never unexpected. Casts
 // are those of loader/cast.h.
 //
+// Of a spec with a slice only the slice is read, in whole pages: a run of rows is one stretch of
+// the file, a run of columns one in each row. A spec that names a scale is quantised
+// (loader/quantize.h): its scale must be among the specs, is no tensor of the checkpoint, and is
+// common to all that name it, as they are loaded (of slices: that of the slices). Their bytes are
+// read twice, from the page cache the second time; INVALID_ARGUMENT names one that holds a value
+// that is not finite.
+//
 // DATA_LOSS, with the destinations in an unspecified state, if a file changed since the checkpoint
 // was opened or cannot be read.
 //
 // Pages of the file are dropped from the process as they are used, so that the peak is the result
-// plus a few MiB. Thread-safety: may run from any thread; starts and joins its own. The caller owns
-// the destinations, which need no alignment.
+// plus a few MiB. Files are read from front to back. Thread-safety: may run from any thread; starts
+// and joins its own. The caller owns the destinations, which need no alignment.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -36,6 +45,8 @@ struct LoadOptions {
   // The specs are part of a model: names that none of them asks for are passed over.
   bool partial = false;
   int threads = 0;  // 0: as many as the process may use cores
+  // Counts bytes of files that are read: each tensor's once.
+  std::atomic<int64_t>* read_bytes = nullptr;
 };
 
 // The checks of LoadTensors alone: nothing is read but headers.

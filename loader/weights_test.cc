@@ -1,18 +1,26 @@
 #include "loader/weights.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "loader/cast.h"
+#include "loader/quantize.h"
 #include "loader/test_folder.h"
 
 namespace dlo {
@@ -283,7 +291,9 @@ int64_t PeakWhileLoadingKib(const Checkpoint& checkpoint, const std::vector<Tens
   return StatusKib("VmHWM") - before;
 }
 
-TEST_F(LoadTensorsTest, PeakMemoryIsTheResultAndLessThanOneTensor) {
+class LoadTensorsPeak : public LoadTensorsTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(LoadTensorsPeak, IsTheResultAndLessThanOneTensor) {
 #if defined(DLO_SANITIZED)
   GTEST_SKIP() << "a sanitizer's own memory would be measured";
 #endif
@@ -295,6 +305,10 @@ TEST_F(LoadTensorsTest, PeakMemoryIsTheResultAndLessThanOneTensor) {
   for (int64_t i = 0; i < kTensors; ++i) {
     tensors.push_back({absl::StrCat("t", i), DType::kF32, {kElements}, AsBytes(data)});
     specs.push_back({.name = absl::StrCat("t", i), .shape = {kElements}, .dtype = DType::kBF16});
+    if (!GetParam()) continue;
+    specs.back().dtype = DType::kF8E4M3;
+    specs.back().scale = absl::StrCat("t", i, "_scale");
+    specs.push_back({.name = specs.back().scale, .shape = {1}, .dtype = DType::kF32});
   }
   const Checkpoint checkpoint = Write(tensors);
 
@@ -314,11 +328,304 @@ TEST_F(LoadTensorsTest, PeakMemoryIsTheResultAndLessThanOneTensor) {
   ASSERT_EQ(waitpid(child, &exit_status, 0), child);
   EXPECT_EQ(exit_status, 0);
 
-  const int64_t result_kib = kTensors * kElements * 2 / 1024;
+  const int64_t result_kib = kTensors * kElements * (GetParam() ? 1 : 2) / 1024;
   const int64_t one_tensor_kib = kElements * 4 / 1024;
   EXPECT_GE(peak_kib, result_kib * 9 / 10) << "the measurement does not see the result";
   EXPECT_LT(peak_kib, result_kib + one_tensor_kib);
   RecordProperty("peak_over_result_kib", static_cast<int>(peak_kib - result_kib));
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, LoadTensorsPeak, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "OfQuantisedTensors" : "OfCastTensors";
+});
+
+// Else a process that loads a large file has its pages on top of the result.
+TEST_F(LoadTensorsTest, LeavesNoPagesOfTheFileMapped) {
+#if defined(DLO_SANITIZED)
+  GTEST_SKIP() << "too slow to race";
+#endif
+  constexpr int64_t kElements = 16 << 20;
+  const std::string data(kElements * 4, '\x3C');
+  const Checkpoint checkpoint = Write({{"t", DType::kF32, {kElements}, AsBytes(data)}});
+  ASSERT_TRUE(
+      Load(checkpoint, {{.name = "t", .shape = {kElements}, .dtype = DType::kBF16}}, {.threads = 4})
+          .ok());
+  std::ifstream maps("/proc/self/smaps");
+  bool ours = false;
+  int64_t mapped_kib = -1;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) ours = absl::EndsWith(line, file_);
+    if (ours && absl::StartsWith(line, "Rss:")) mapped_kib = std::stoll(line.substr(4));
+  }
+  EXPECT_GE(mapped_kib, 0) << "no such mapping";
+  EXPECT_LE(mapped_kib, 64);
+}
+
+// ---- Slices ----
+
+constexpr DType kFloats[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kF64};
+
+// Small numbers that every dtype holds exactly.
+std::string Numbers(DType dtype, int64_t count) {
+  std::vector<float> floats(count);
+  for (int64_t i = 0; i < count; ++i) floats[i] = static_cast<float>(i % 251) - 125;
+  if (dtype == DType::kF64) {
+    const std::vector<double> doubles(floats.begin(), floats.end());
+    return std::string(reinterpret_cast<const char*>(doubles.data()), doubles.size() * 8);
+  }
+  std::string bytes(count * DTypeBytes(dtype), '\0');
+  CastElements(DType::kF32, reinterpret_cast<const std::byte*>(floats.data()), dtype,
+               reinterpret_cast<std::byte*>(bytes.data()), count);
+  return bytes;
+}
+
+// The spec's part for `rank` of `tp` along `dim`.
+TensorSpec Cut(TensorSpec spec, int dim, int rank, int tp) {
+  const int64_t full = spec.shape[dim];
+  spec.shape[dim] = full / tp;
+  spec.slice = TensorSlice{.dim = dim, .begin = rank * full / tp, .full = full};
+  return spec;
+}
+
+// Puts slices along `dim`, in order, back together.
+std::string Join(const std::vector<std::string>& slices, const std::vector<int64_t>& shape, int dim,
+                 int64_t element_bytes) {
+  int64_t outer = 1, inner = element_bytes;
+  for (int i = 0; i < static_cast<int>(shape.size()); ++i) (i < dim ? outer : inner) *= shape[i];
+  const int64_t run = inner / static_cast<int64_t>(slices.size());
+  std::string whole;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (const std::string& slice : slices) whole += slice.substr(o * run, run);
+  }
+  return whole;
+}
+
+TEST_F(LoadTensorsTest, TheSlicesOfAllRanksAreTheTensor) {
+  // The last is larger than a chunk in each direction.
+  const std::vector<std::vector<int64_t>> shapes = {{12}, {12, 20}, {4, 12, 8}, {4, 700'000}};
+  for (const std::vector<int64_t>& shape : shapes) {
+    const bool large = shape.back() > 1000;
+    for (DType from : kFloats) {
+      if (large && from != DType::kF32) continue;
+      TensorSpec spec = {.name = "w", .shape = shape};
+      const std::string data = Numbers(from, spec.num_elements());
+      const std::string odd = "odd";
+      const Checkpoint checkpoint = Write({{"first", DType::kU8, {3}, AsBytes(odd)},
+                                           {"w", from, shape, AsBytes(data)},
+                                           {"last", DType::kU8, {3}, AsBytes(odd)}});
+      for (DType to : kFloats) {
+        if (!CanCast(from, to)) continue;
+        spec.dtype = to;
+        ASSERT_TRUE(Load(checkpoint, {spec}, {.partial = true}).ok());
+        const std::string whole = Result(0);
+        for (int dim = 0; dim < static_cast<int>(shape.size()); ++dim) {
+          for (int tp : {1, 2, 4}) {
+            std::vector<std::string> slices;
+            for (int rank = 0; rank < tp; ++rank) {
+              const absl::Status status = Load(checkpoint, {Cut(spec, dim, rank, tp)},
+                                               {.partial = true, .threads = 1 + rank % 2});
+              ASSERT_TRUE(status.ok()) << status;
+              slices.push_back(Result(0));
+            }
+            EXPECT_EQ(Join(slices, shape, dim, DTypeBytes(to)), whole)
+                << DTypeName(from) << " to " << DTypeName(to) << ", dimension " << dim << " of "
+                << shape.size() << ", tp " << tp;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LoadTensorsTest, RefusesSlicesThatAreNoPartByName) {
+  const std::string data = Floats(std::vector<float>(32));
+  const Checkpoint checkpoint = Write({{"w", DType::kF32, {8, 4}, AsBytes(data)}});
+  const auto refusal = [&](std::vector<int64_t> shape, TensorSlice slice) {
+    return Refusal(checkpoint, {{.name = "w", .shape = std::move(shape), .slice = slice}});
+  };
+  EXPECT_THAT(
+      refusal({4, 4}, {.dim = 0, .begin = 6, .full = 8}),
+      HasSubstr(absl::StrCat("\"w\" in ", file_, " takes 6 to 10 of the 8 in dimension 0")));
+  EXPECT_THAT(refusal({4, 4}, {.dim = 0, .begin = -2, .full = 8}), HasSubstr("takes -2 to 2"));
+  EXPECT_THAT(refusal({4, 4}, {.dim = 2, .begin = 0, .full = 8}),
+              HasSubstr("is cut along dimension 2 of 2"));
+  EXPECT_THAT(refusal({4, 4}, {.dim = -1, .begin = 0, .full = 8}), HasSubstr("dimension -1"));
+  // It is the whole tensor whose shape must be the checkpoint's.
+  EXPECT_THAT(refusal({4, 4}, {.dim = 0, .begin = 0, .full = 16}),
+              HasSubstr("is [8, 4] instead of [16, 4]"));
+  EXPECT_THAT(refusal({8, 2}, {.dim = 0, .begin = 0, .full = 8}),
+              HasSubstr("is [8, 4] instead of [8, 2]"));
+  EXPECT_THAT(refusal({8, 2}, {.dim = 1, .begin = 2, .full = 6}),
+              HasSubstr("is [8, 4] instead of [8, 6]"));
+  EXPECT_TRUE(
+      Load(checkpoint, {{.name = "w", .shape = {8, 1}, .slice = TensorSlice{1, 3, 4}}}).ok());
+}
+
+// How many pages of the file are in the page cache.
+int64_t CachedPages(const MappedFile& file) {
+  std::vector<unsigned char> pages((file.bytes().size() + 4095) / 4096);
+  if (mincore(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), pages.data()) !=
+      0) {
+    return -1;
+  }
+  int64_t count = 0;
+  for (unsigned char page : pages) count += page & 1;
+  return count;
+}
+
+void DropFromCache(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY);
+  fsync(fd);
+  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  close(fd);
+}
+
+TEST_F(LoadTensorsTest, ReadsOnlyTheSlicesFromTheDisk) {
+  constexpr int64_t kRows = 1024, kColumns = 8192, kTp = 4, kPage = 4096;
+  const std::string data(kRows * kColumns * 4, '\x3C');
+  const TensorSpec spec = {.name = "w", .shape = {kRows, kColumns}, .dtype = DType::kBF16};
+  const Checkpoint checkpoint = Write({{"w", DType::kF32, spec.shape, AsBytes(data)}});
+  for (int dim : {0, 1}) {
+    DropFromCache(file_);  // all but the header, which is mapped
+    const int64_t before = CachedPages(checkpoint.files()[0].mapping());
+    if (before < 0 || before > 64) GTEST_SKIP() << "the temporary folder is not on a disk";
+    rusage usage_before, usage_after;
+    getrusage(RUSAGE_SELF, &usage_before);
+    std::atomic<int64_t> read_bytes = 0;
+    ASSERT_TRUE(
+        Load(checkpoint, {Cut(spec, dim, 2, kTp)}, {.threads = 2, .read_bytes = &read_bytes}).ok());
+    getrusage(RUSAGE_SELF, &usage_after);
+    EXPECT_EQ(read_bytes, kRows * kColumns * 4 / kTp);
+    // A run of columns is 8 KiB and may begin within a page.
+    const int64_t pages = dim == 0 ? kRows * kColumns * 4 / kTp / kPage + 1 : kRows * 3;
+    EXPECT_LE(CachedPages(checkpoint.files()[0].mapping()), before + pages);
+    EXPECT_LE((usage_after.ru_inblock - usage_before.ru_inblock) * 512, (pages + 8) * kPage);
+    EXPECT_GE((usage_after.ru_inblock - usage_before.ru_inblock) * 512,
+              kRows * kColumns * 4 / kTp - 64 * kPage)
+        << "the measurement does not see what is read";
+  }
+}
+
+// ---- Quantised tensors ----
+
+// "w" and its scale.
+std::vector<TensorSpec> Quantised(std::vector<int64_t> shape) {
+  return {{.name = "w", .shape = std::move(shape), .dtype = DType::kF8E4M3, .scale = "w_scale"},
+          {.name = "w_scale", .shape = {1}, .dtype = DType::kF32}};
+}
+
+float FloatOf(const std::string& bytes) {
+  float value = 0;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+// By loader/quantize.h, in one piece.
+std::string QuantiseByHand(DType from, const std::string& data, float scale) {
+  std::string out(data.size() / DTypeBytes(from), '\0');
+  QuantizeE4M3(from, reinterpret_cast<const std::byte*>(data.data()), scale,
+               reinterpret_cast<std::byte*>(out.data()), out.size());
+  return out;
+}
+
+TEST_F(LoadTensorsTest, QuantisesWithTheLargestMagnitudeOfTheTensor) {
+  for (DType from : kFloats) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{3, 5}, {1500, 1001}}) {
+      const std::string data = Numbers(from, shape[0] * shape[1]);
+      const Checkpoint checkpoint = Write({{"w", from, shape, AsBytes(data)}});
+      for (int threads : {1, 2, 7}) {
+        const absl::Status status = Load(checkpoint, Quantised(shape), {.threads = threads});
+        ASSERT_TRUE(status.ok()) << status;
+        const float scale = 125.0f / 448;
+        EXPECT_EQ(FloatOf(Result(1)), scale);
+        EXPECT_EQ(Result(0), QuantiseByHand(from, data, scale)) << DTypeName(from);
+      }
+    }
+  }
+}
+
+TEST_F(LoadTensorsTest, TensorsThatNameOneScaleShareIt) {
+  const std::string a = Floats({1, -2}), b = Floats({3, 4}), c = Floats({100, 0});
+  const Checkpoint checkpoint = Write({{"a", DType::kF32, {2}, AsBytes(a)},
+                                       {"b", DType::kF32, {2}, AsBytes(b)},
+                                       {"c", DType::kF32, {2}, AsBytes(c)}});
+  const DType f8 = DType::kF8E4M3;
+  ASSERT_TRUE(Load(checkpoint, {{.name = "ab", .shape = {1}},
+                                {.name = "b", .shape = {2}, .dtype = f8, .scale = "ab"},
+                                {.name = "c", .shape = {2}, .dtype = f8, .scale = "c_scale"},
+                                {.name = "a", .shape = {2}, .dtype = f8, .scale = "ab"},
+                                {.name = "c_scale", .shape = {1}}})
+                  .ok());
+  EXPECT_EQ(FloatOf(Result(0)), 4.0f / 448);
+  EXPECT_EQ(FloatOf(Result(4)), 100.0f / 448);
+  EXPECT_EQ(Result(1), QuantiseByHand(DType::kF32, b, 4.0f / 448));
+  EXPECT_EQ(Result(2), QuantiseByHand(DType::kF32, c, 100.0f / 448));
+  EXPECT_EQ(Result(3), QuantiseByHand(DType::kF32, a, 4.0f / 448));
+}
+
+TEST_F(LoadTensorsTest, ASliceIsQuantisedWithItsOwnScale) {
+  const std::string data = Floats({1, 50, 2, 60, 3, 70, 4, 80});
+  const Checkpoint checkpoint = Write({{"w", DType::kF32, {4, 2}, AsBytes(data)}});
+  std::vector<TensorSpec> specs = Quantised({4, 2});
+  specs[0] = Cut(specs[0], 1, 0, 2);
+  ASSERT_TRUE(Load(checkpoint, specs).ok());
+  EXPECT_EQ(FloatOf(Result(1)), 4.0f / 448);
+  EXPECT_EQ(Result(0), QuantiseByHand(DType::kF32, Floats({1, 2, 3, 4}), 4.0f / 448));
+}
+
+TEST_F(LoadTensorsTest, ZerosHaveTheScaleOne) {
+  const std::string zeros = Floats(std::vector<float>(1000));
+  const Checkpoint checkpoint =
+      Write({{"w", DType::kF32, {1000}, AsBytes(zeros)}, {"none", DType::kF32, {0}, {}}});
+  std::vector<TensorSpec> specs = Quantised({1000});
+  specs.push_back({.name = "none", .shape = {0}, .dtype = DType::kF8E4M3, .scale = "none_scale"});
+  specs.push_back({.name = "none_scale", .shape = {1}});
+  ASSERT_TRUE(Load(checkpoint, specs).ok());
+  EXPECT_EQ(FloatOf(Result(1)), 1);
+  EXPECT_EQ(FloatOf(Result(3)), 1);
+  EXPECT_EQ(Result(0), std::string(1000, '\0'));
+}
+
+TEST_F(LoadTensorsTest, AValueThatIsNotFiniteIsAnErrorThatNamesFileAndTensor) {
+  for (float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    std::vector<float> values(3'000'000, 1);
+    values[2'500'000] = bad;
+    const std::string data = Floats(values), fine = Floats(std::vector<float>(3'000'000, 1));
+    const Checkpoint checkpoint = Write({{"fine", DType::kF32, {3'000'000}, AsBytes(fine)},
+                                         {"w", DType::kF32, {3'000'000}, AsBytes(data)}});
+    for (int threads : {1, 3}) {
+      const absl::Status status =
+          Load(checkpoint, Quantised({3'000'000}), {.partial = true, .threads = threads});
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("\"w\""), HasSubstr(file_), HasSubstr("not finite")));
+    }
+  }
+}
+
+TEST_F(LoadTensorsTest, RefusesScalesThatCannotBe) {
+  const std::string ints(4, '\1');
+  const Checkpoint checkpoint = Write({{"w", DType::kF32, {4}, AsBytes(four_)}});
+  std::vector<TensorSpec> specs = Quantised({4});
+  specs.pop_back();
+  EXPECT_THAT(Refusal(checkpoint, specs),
+              HasSubstr("\"w\" has the scale \"w_scale\", which is not asked for"));
+  specs = Quantised({4});
+  specs[1].shape = {4};
+  EXPECT_THAT(Refusal(checkpoint, specs), HasSubstr("\"w_scale\" is a scale, but not one F32"));
+  specs = Quantised({4});
+  specs[1].dtype = DType::kBF16;
+  EXPECT_THAT(Refusal(checkpoint, specs), HasSubstr("\"w_scale\" is a scale, but not one F32"));
+  specs = Quantised({4});
+  specs[0].dtype = DType::kBF16;
+  EXPECT_THAT(Refusal(checkpoint, specs), HasSubstr("\"w\" has a scale, but is BF16"));
+  // A checkpoint that is quantised already is not what is asked for.
+  const Checkpoint quantised = Write(
+      {{"w", DType::kF8E4M3, {4}, AsBytes(ints)}, {"w_scale", DType::kF32, {4}, AsBytes(four_)}});
+  EXPECT_THAT(
+      Refusal(quantised, Quantised({4})),
+      AllOf(HasSubstr("\"w\" in "), HasSubstr("is F8_E4M3, wanted as F8_E4M3 by quantising"),
+            HasSubstr("not the model's, 1 in all: \"w_scale\"")));
 }
 
 }  // namespace

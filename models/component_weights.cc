@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace dlo {
@@ -30,18 +32,27 @@ std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
   return layouts;
 }
 
-// Reads one shard of a block: the tensors that reach into it go to `scratch`, which has room for
-// the block, and their bytes of the shard to `to`. What lies past the block's end is zero.
+// Reads one shard of a block: the tensors that reach into it (and those quantised with them) go to
+// `scratch`, which has room for the block, and their bytes of the shard to `to`. What lies past the block's end is zero.
 absl::Status LoadShard(const Checkpoint& checkpoint, const BlockLayout& layout,
                        const WeightPlacement& placement, const LoadOptions& partial,
                        std::byte* scratch, std::byte* to) {
   const int64_t bytes = layout.shard_bytes(placement.shards);
   const int64_t begin = placement.shard * bytes;
   const int64_t end = std::min(begin + bytes, layout.total_bytes());
+  const auto reaches_in = [&](const BlockLayout::Tensor& tensor) {
+    return tensor.offset < end && tensor.offset + tensor.spec.bytes() > begin;
+  };
+  // A scale is made of all the tensors that have it.
+  std::set<absl::string_view> scales;
+  for (const BlockLayout::Tensor& tensor : layout.tensors()) {
+    if (!reaches_in(tensor)) continue;
+    scales.insert(tensor.spec.scale.empty() ? tensor.spec.name : tensor.spec.scale);
+  }
   std::vector<TensorSpec> specs;
   std::vector<std::byte*> destinations;
   for (const BlockLayout::Tensor& tensor : layout.tensors()) {
-    if (tensor.offset >= end || tensor.offset + tensor.spec.bytes() <= begin) continue;
+    if (!scales.contains(tensor.spec.name) && !scales.contains(tensor.spec.scale)) continue;
     specs.push_back(tensor.spec);
     destinations.push_back(scratch + tensor.offset);
   }
@@ -266,6 +277,8 @@ at::ScalarType TorchDType(DType dtype) {
       return at::kBFloat16;
     case DType::kF16:
       return at::kHalf;
+    case DType::kF8E4M3:
+      return at::kFloat8_e4m3fn;
     default:
       TORCH_CHECK(false, "no weights are computed with in ", std::string(DTypeName(dtype)));
   }

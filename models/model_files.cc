@@ -32,7 +32,7 @@ absl::StatusOr<std::string> CheckComponent(const ComponentNeeds& needs,
 
 absl::StatusOr<std::vector<std::string>> CheckModelFiles(
     const std::filesystem::path& root, DType dtype,
-    const std::optional<HostWeightSettings>& streaming) {
+    const std::optional<HostWeightSettings>& streaming, OnlineQuantization quantization) {
   // The card's own checks include the defaults of an optional dlo.json.
   RETURN_IF_ERROR(ReadWanCard(root).status());
   ASSIGN_OR_RETURN(const WanConfig config, ReadWanConfig(root));
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<std::string>> CheckModelFiles(
   }
   lines.push_back(absl::StrCat("tokenizer: ", tokenizer->vocab_size(), " ids"));
 
-  const std::vector<ComponentNeeds> needs = WanWeightNeeds(config, dtype);
+  const std::vector<ComponentNeeds> needs = WanWeightNeeds(config, dtype, quantization);
   std::vector<WeightSource> sources;
   for (const ComponentNeeds& component : needs) {
     ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root / component.folder));

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "models/model_card.h"
 #include "offload/block_layout.h"
 #include "offload/visit_plan.h"
@@ -26,6 +27,7 @@ struct RequestToPlan {
   std::string prompt;
   std::string negative_prompt;
   int64_t resident_blocks = 0;  // leading ones of each transformer, which are not streamed
+  OnlineQuantization quantization = OnlineQuantization::kNone;  // of the model
 };
 
 struct RequestWork {

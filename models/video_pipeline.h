@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "base/topology.h"
 #include "loader/host_weight_plan.h"
 #include "models/model_card.h"
@@ -121,6 +122,8 @@ struct PipelineOptions {
   std::filesystem::path root;  // a diffusers repository
   DType dtype =
       DType::kBF16;  // kF32 or kBF16: transformer and text encoder; the VAE runs in float32
+  // Of the linear layers in the transformers' blocks, while they are loaded.
+  OnlineQuantization quantization = OnlineQuantization::kNone;
   std::string device = "cpu";  // "cpu" or "cuda"
   int threads = 0;  // torch intra-op threads of this process; 0: as many as there are cores
   // 0: every transformer block stays on the device. Else blocks stay on the host and are streamed

@@ -119,6 +119,7 @@ absl::StatusOr<FrontendOptions> ToFrontendOptions(const ServeConfig& config,
   options.supervisor.worker_arguments = {
       absl::StrCat("--model=", model.string()),
       absl::StrCat("--dtype=", std::string(DTypeName(config.model.dtype))),
+      absl::StrCat("--quantization=", OnlineQuantizationName(config.model.quantization)),
       absl::StrCat("--device=", config.device), absl::StrCat("--log-level=", config.log_level)};
   if (transfer != WeightTransfer::kNone) {
     for (std::string argument :
@@ -169,10 +170,11 @@ absl::StatusOr<std::unique_ptr<Frontend>> StartFrontend(const ServeConfig& confi
   ASSIGN_OR_RETURN(FrontendOptions options, ToFrontendOptions(config, model, layout));
   std::shared_ptr<const ModelCard> shared_card = std::move(card);
   // How many kResidentLayersAuto are, only the workers know; then none are counted.
-  options.forecaster.work = [card = shared_card, dtype = config.model.dtype,
+  options.forecaster.work = [card = shared_card, model = config.model,
                              resident =
                                  std::max(0, config.offload.resident_layers)](const JobSpec& spec) {
-    return WorkOf(*card, dtype, {spec.settings, spec.prompt, spec.negative_prompt, resident});
+    return WorkOf(*card, model.dtype,
+                  {spec.settings, spec.prompt, spec.negative_prompt, resident, model.quantization});
   };
   if (config.wave.compatibility == WaveCompatibility::kSchedule) {
     options.scheduler.wave_key =

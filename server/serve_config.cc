@@ -52,6 +52,13 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .fallback = "auto",
        .allowed = {"auto", "float32", "bfloat16"},
        .help = "of transformer and text encoder; auto is bfloat16 on cuda, float32 on cpu"},
+      {.key = "model.quantization",
+       .flag = "--quantization",
+       .fallback = "none",
+       .allowed = {"none", "fp8"},
+       .help =
+           "of the linear layers in the transformers' blocks, while they are loaded; fp8: 8-bit "
+           "floats with a scale for each layer"},
       {.key = "device",
        .flag = "--device",
        .fallback = "cpu",
@@ -390,6 +397,19 @@ std::vector<std::string> FindProblems(const Config& config) {
           "it to auto");
     }
   }
+  if (config.String("model.quantization") != "none") {
+    const std::string& quantization = config.String("model.quantization");
+    if (config.String("host_weights.checkpoint_mmap") == "on") {
+      add("model.quantization", quantization,
+          "host_weights.checkpoint_mmap is on: the weights that run are not those of the "
+          "checkpoint; set that to auto, or this to none");
+    }
+    if (config.String("device") == "cuda" && config.String("model.dtype") == "float32") {
+      add("model.quantization", quantization,
+          "cuda multiplies such weights in bfloat16 only; set model.dtype to bfloat16, or this to "
+          "none");
+    }
+  }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
         "with offload.transfer none there are no slots; leave it at 2");
@@ -403,6 +423,8 @@ ServeConfig ToServeConfig(const Config& config) {
   const std::string& dtype = config.String("model.dtype");
   const bool bfloat16 = dtype == "auto" ? serve.device == "cuda" : dtype == "bfloat16";
   serve.model.dtype = bfloat16 ? DType::kBF16 : DType::kF32;
+  // One of the allowed values.
+  serve.model.quantization = *ParseOnlineQuantization(config.String("model.quantization"));
   serve.model.path = config.PathOrName("model.path");
   serve.listen = config.String("listen");
   serve.metrics_listen = config.String("metrics_listen");
@@ -610,7 +632,7 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
     streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> lines,
-                   CheckModelFiles(root, config.model.dtype, streaming));
+                   CheckModelFiles(root, config.model.dtype, streaming, config.model.quantization));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

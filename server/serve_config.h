@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "base/topology.h"
 #include "loader/host_weight_plan.h"
 #include "proto/link_channel.h"
@@ -39,6 +40,7 @@ struct ServeConfig {
   struct Model {
     std::string path;           // a folder, or a Hugging Face id; see loader/model_path.h
     DType dtype = DType::kF32;  // kF32 or kBF16; the VAE runs in float32
+    OnlineQuantization quantization = OnlineQuantization::kNone;  // of the transformers' blocks
   };
   // Degrees of parallelism; all but dp are 1 in this version.
   struct Parallel {

@@ -155,6 +155,8 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "org/name",
                                                       "--dtype",
                                                       "bfloat16",
+                                                      "--quantization",
+                                                      "fp8",
                                                       "--device",
                                                       "cuda",
                                                       "--listen",
@@ -213,6 +215,7 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->action, ServeCommand::Action::kCheck);
   EXPECT_EQ(command->config.model.path, "org/name");
   EXPECT_EQ(command->config.model.dtype, DType::kBF16);
+  EXPECT_EQ(command->config.model.quantization, OnlineQuantization::kPerTensorFp8);
   EXPECT_EQ(command->config.device, "cuda");
   EXPECT_EQ(command->config.listen, "unix:/run/x.sock");
   EXPECT_EQ(command->config.metrics_listen, "0.0.0.0:9464");
@@ -325,6 +328,14 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--metrics-listen", "127.0.0.1:8s"}, "a port from 0 to 65535"},
         WrongArguments{{"--metrics-listen", "127.0.0.1:50051"}, "gRPC listens there (listen)"},
         WrongArguments{{"--dtype", "float16"}, "must be one of auto, float32, bfloat16"},
+        WrongArguments{{"--quantization", "int8"}, "must be one of none, fp8"},
+        WrongArguments{
+            {"--quantization", "fp8", "--transfer", "rank-local", "--checkpoint-mmap", "on"},
+            "model.quantization is fp8 (flag --quantization), but "
+            "host_weights.checkpoint_mmap is on: the weights that run are not those of "
+            "the checkpoint; set that to auto, or this to none"},
+        WrongArguments{{"--quantization", "fp8", "--device", "cuda", "--dtype", "float32"},
+                       "in bfloat16 only; set model.dtype to bfloat16, or this to none"},
         WrongArguments{{"--device", "tpu"}, "must be one of cpu, cuda"},
         WrongArguments{{"--model", ""}, "--model is \"\", but must be a path"},
         WrongArguments{{"--listen", ""}, "listen is \"\" (flag --listen)"},
@@ -478,6 +489,18 @@ TEST_F(CheckTest, WhereTheHostsWeightsComeFromIsShownWithTheReason) {
   config_.host_weights.checkpoint_mmap = CheckpointMmap::kAuto;
   EXPECT_EQ(Check(), absl::OkStatus());
   EXPECT_THAT(out_.str(), Not(HasSubstr("host weights")));
+}
+
+// Only the transformer is quantised, so the text encoder's pages still serve.
+TEST_F(CheckTest, Fp8IsShownInTheSizeAndRulesMappingOut) {
+  config_.offload.transfer = WeightTransfer::kRankLocal;
+  config_.model.quantization = OnlineQuantization::kPerTensorFp8;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("transformer: 295 tensors in 1 file"),
+                    HasSubstr("host weights of text_encoder: blocks in the pages of 1 file"),
+                    HasSubstr("host weights of transformer: blocks in private memory "
+                              "(online-quantization): weights are quantised while they are")));
 }
 
 TEST_F(CheckTest, AConfigurationThatDoesNotFitTheWeightsIsFound) {

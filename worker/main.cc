@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "base/flight_recorder.h"
 #include "base/log.h"
+#include "base/quantization.h"
 #include "base/status_macros.h"
 #include "base/topology.h"
 #include "models/video_pipeline.h"
@@ -28,6 +29,7 @@ struct Flags {
   dlo::WorkerFlags worker;
   std::string model;
   std::string dtype = "BF16";
+  std::string quantization = "none";
   std::string device = "cpu";
   int threads = 0;
   dlo::RankGroupOptions group;
@@ -46,6 +48,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   flags.worker.AddTo(app);
   app.add_option("--model", flags.model, "folder of a diffusers repository");
   app.add_option("--dtype", flags.dtype, "F32 or BF16");
+  app.add_option("--quantization", flags.quantization,
+                 "of the transformers' linear layers, while they are loaded")
+      ->check(CLI::IsMember({"none", "fp8"}));
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--threads", flags.threads, "torch threads; 0: as many as there are cores");
   app.add_option("--dp", flags.group.parallel.dp, "replicas of the whole group");
@@ -102,6 +107,7 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
   ASSIGN_OR_RETURN(group.transfer, dlo::ParseWeightTransfer(flags.transfer));
   if (group.transfer != dlo::WeightTransfer::kNone) options.stream_slots = flags.slots;
   ASSIGN_OR_RETURN(options.checkpoint_mmap, dlo::ParseCheckpointMmap(flags.checkpoint_mmap));
+  ASSIGN_OR_RETURN(options.quantization, dlo::ParseOnlineQuantization(flags.quantization));
   group.timeouts.operation = absl::Seconds(flags.collective_timeout_s);
   ASSIGN_OR_RETURN(dlo::RankCommunicators groups, dlo::JoinRankGroups(group));
   options.weight_group = std::move(groups.weights);

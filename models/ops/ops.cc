@@ -5,7 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <cfloat>
 
+#include "loader/quantize.h"
 #include "models/ops/row_kernels.h"
 
 namespace dlo {
@@ -48,6 +50,35 @@ void CheckParameter(const at::Tensor& parameter, const at::Tensor& x) {
               x.sizes());
 }
 
+at::Tensor Activate(at::Tensor y, Activation activation) {
+  return activation == Activation::kGeluTanh ? at::gelu(y, "tanh") : y;
+}
+
+// Values a task should bring back at least, so that handing it to a thread costs less than it saves.
+constexpr int64_t kDequantizeGrain = 32768;
+
+// The weight in `dtype`, as part of `scratch`.
+at::Tensor Dequantize(const LinearWeights& w, at::ScalarType dtype, at::Tensor& scratch) {
+  const int64_t n = w.weight.numel();
+  TORCH_CHECK(w.weight.scalar_type() == at::kFloat8_e4m3fn && w.weight.is_contiguous() &&
+                  w.scale.scalar_type() == at::kFloat && w.scale.numel() == 1 &&
+                  (dtype == at::kFloat || dtype == at::kBFloat16),
+              "a weight of ", w.weight.scalar_type(), " cannot be scaled to ", dtype);
+  if (!scratch.defined() || scratch.scalar_type() != dtype || scratch.numel() < n) {
+    scratch = at::Tensor();  // before the new one is made
+    scratch = at::empty({n}, w.weight.options().dtype(dtype));
+  }
+  const auto* from = static_cast<const std::byte*>(w.weight.const_data_ptr());
+  auto* to = static_cast<std::byte*>(scratch.mutable_data_ptr());
+  const float scale = *w.scale.const_data_ptr<float>();
+  const DType run = dtype == at::kFloat ? DType::kF32 : DType::kBF16;
+  at::parallel_for(0, n, kDequantizeGrain, [&](int64_t begin, int64_t end) {
+    DequantizeE4M3(from + begin, scale, run, to + begin * DTypeBytes(run),
+                   static_cast<size_t>(end - begin));
+  });
+  return scratch.narrow(0, 0, n).view(w.weight.sizes());
+}
+
 }  // namespace
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -63,8 +94,32 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     return op.call(x, weight, bias, gelu ? "gelu" : "none", c10::List<std::optional<at::Scalar>>(),
                    gelu ? "tanh" : "");
   }
-  at::Tensor y = at::linear(x, weight, bias);
-  return gelu ? at::gelu(y, "tanh") : y;
+  return Activate(at::linear(x, weight, bias), activation);
+}
+
+at::Tensor Linear(const at::Tensor& x, const LinearWeights& w, at::Tensor& scratch,
+                  Activation activation) {
+  if (!w.scale.defined()) return Linear(x, w.weight, w.bias, activation);
+  if (!OnCpu(x)) return ScaledLinear(x, w, activation);
+  return Linear(x, Dequantize(w, x.scalar_type(), scratch), w.bias, activation);
+}
+
+QuantizedRows QuantizeRows(const at::Tensor& x) {
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}).to(at::kFloat);
+  // A row of zeros has a scale, too.
+  const at::Tensor scales = (rows.abs().amax(1, /*keepdim=*/true) / kE4M3Max).clamp_min(FLT_MIN);
+  return {(rows / scales).clamp(-kE4M3Max, kE4M3Max).to(at::kFloat8_e4m3fn), scales};
+}
+
+at::Tensor ScaledLinear(const at::Tensor& x, const LinearWeights& w, Activation activation) {
+  const int64_t out = w.weight.size(0);
+  const QuantizedRows rows = QuantizeRows(x);
+  const at::Tensor y =
+      at::_scaled_mm(rows.values, w.weight.t(), rows.scales, w.scale.expand({1, out}).contiguous(),
+                     w.bias, /*scale_result=*/{}, x.scalar_type());
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = out;
+  return Activate(y.view(shape), activation);
 }
 
 at::Tensor ScaledLayerNorm(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift,

@@ -18,6 +18,32 @@ enum class Activation { kNone, kGeluTanh };
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   Activation activation = Activation::kNone);
 
+// A linear layer. With a scale its weight is float8_e4m3fn and stands for itself times the scale.
+struct LinearWeights {
+  at::Tensor weight;  // [out, in] b or float8_e4m3fn
+  at::Tensor scale;   // [1] float32; undefined for a weight in b
+  at::Tensor bias;    // [out] b
+};
+
+// The same with such weights. On the CPU a scaled weight is brought back to b in `scratch`, which
+// is made large enough as needed and serves one layer after the other; elsewhere the layer is
+// ScaledLinear.
+at::Tensor Linear(const at::Tensor& x, const LinearWeights& w, at::Tensor& scratch,
+                  Activation activation = Activation::kNone);
+
+// The rows of a tensor as float8_e4m3fn, each over a scale of its own that maps its largest
+// magnitude to 448.
+struct QuantizedRows {
+  at::Tensor values;  // [rows, channels] float8_e4m3fn
+  at::Tensor scales;  // [rows, 1] float32
+};
+QuantizedRows QuantizeRows(const at::Tensor& x);  // [..., channels]
+
+// The same for a scaled weight, multiplied in float8_e4m3fn with x in QuantizedRows. CUDA only; b is
+// bfloat16, and in and out are multiples of 16.
+at::Tensor ScaledLinear(const at::Tensor& x, const LinearWeights& w,
+                        Activation activation = Activation::kNone);
+
 // LayerNorm without parameters over the last dimension, then scale and shift, rounded once:
 // x [G, L, D] b, scale and shift [R, D] float32 with R = 1 or L -> [G, L, D] b.
 at::Tensor ScaledLayerNorm(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift,

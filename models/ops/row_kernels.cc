@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "models/ops/clones.h"
+#include "base/clones.h"
 
 namespace dlo {
 namespace {

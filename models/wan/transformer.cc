@@ -11,7 +11,7 @@ namespace dlo {
 namespace {
 
 struct AttentionWeights {
-  at::Tensor q, q_bias, k, k_bias, v, v_bias, out, out_bias;
+  LinearWeights q, k, v, out;
   at::Tensor norm_q, norm_k;
 };
 
@@ -19,7 +19,7 @@ struct BlockWeights {
   at::Tensor scale_shift_table;
   AttentionWeights self, cross;
   at::Tensor norm2, norm2_bias;  // undefined without cross_attn_norm
-  at::Tensor up, up_bias, down, down_bias;
+  LinearWeights up, down;
 };
 
 // Binds views in the order in which WanTransformerSpecs lists a block's tensors.
@@ -27,39 +27,58 @@ BlockWeights Bind(const BlockLease& lease, at::Device device, bool cross_attn_no
   std::vector<at::Tensor> views = BlockViews(lease, device);
   size_t next = 0;
   const auto take = [&](at::Tensor& to) { to = std::move(views.at(next++)); };
+  const auto quantized = [](const LinearWeights& linear) {
+    return linear.weight.scalar_type() == at::kFloat8_e4m3fn;
+  };
+  const auto take_linear = [&](LinearWeights& to) {
+    take(to.weight);
+    if (quantized(to)) take(to.scale);
+    take(to.bias);
+  };
 
   BlockWeights w;
   take(w.scale_shift_table);
-  for (AttentionWeights* a : {&w.self, &w.cross}) {
-    for (at::Tensor* t : {&a->q, &a->q_bias, &a->k, &a->k_bias, &a->v, &a->v_bias, &a->out,
-                          &a->out_bias, &a->norm_q, &a->norm_k}) {
-      take(*t);
-    }
+  for (LinearWeights* linear : {&w.self.q, &w.self.k, &w.self.v}) {
+    take(linear->weight);
+    take(linear->bias);
   }
+  if (quantized(w.self.q)) {
+    take(w.self.q.scale);
+    w.self.k.scale = w.self.v.scale = w.self.q.scale;
+  }
+  take_linear(w.self.out);
+  take(w.self.norm_q);
+  take(w.self.norm_k);
+  for (LinearWeights* linear : {&w.cross.q, &w.cross.k, &w.cross.v, &w.cross.out}) {
+    take_linear(*linear);
+  }
+  take(w.cross.norm_q);
+  take(w.cross.norm_k);
   if (cross_attn_norm) {
     take(w.norm2);
     take(w.norm2_bias);
   }
-  for (at::Tensor* t : {&w.up, &w.up_bias, &w.down, &w.down_bias}) take(*t);
+  take_linear(w.up);
+  take_linear(w.down);
   return w;
 }
 
 at::Tensor SelfAttention(const WanTransformerConfig& config, const AttentionWeights& w,
-                         const at::Tensor& x, const Rotary& rotary) {
+                         const at::Tensor& x, const Rotary& rotary, at::Tensor& scratch) {
   const int64_t head_dim = config.attention_head_dim;
   const at::Tensor q =
-      RmsNormRotary(Linear(x, w.q, w.q_bias), w.norm_q, config.eps, head_dim, rotary);
+      RmsNormRotary(Linear(x, w.q, scratch), w.norm_q, config.eps, head_dim, rotary);
   const at::Tensor k =
-      RmsNormRotary(Linear(x, w.k, w.k_bias), w.norm_k, config.eps, head_dim, rotary);
-  const at::Tensor v = Linear(x, w.v, w.v_bias);
-  return Linear(Attention(q, k, v, config.num_attention_heads), w.out, w.out_bias);
+      RmsNormRotary(Linear(x, w.k, scratch), w.norm_k, config.eps, head_dim, rotary);
+  const at::Tensor v = Linear(x, w.v, scratch);
+  return Linear(Attention(q, k, v, config.num_attention_heads), w.out, scratch);
 }
 
 // x [1 or G, L, D] -> [G, L, D], each branch against its own text.
 at::Tensor CrossAttention(const WanTransformerConfig& config, const AttentionWeights& w,
                           const at::Tensor& x, int64_t block,
-                          std::vector<WanContext::Branch>& branches) {
-  const at::Tensor q = RmsNormRotary(Linear(x, w.q, w.q_bias), w.norm_q, config.eps,
+                          std::vector<WanContext::Branch>& branches, at::Tensor& scratch) {
+  const at::Tensor q = RmsNormRotary(Linear(x, w.q, scratch), w.norm_q, config.eps,
                                      config.attention_head_dim, std::nullopt);
   std::vector<at::Tensor> attended;
   attended.reserve(branches.size());
@@ -67,36 +86,37 @@ at::Tensor CrossAttention(const WanTransformerConfig& config, const AttentionWei
     WanContext::Branch& branch = branches[g];
     WanContext::KeysValues& kv = branch.blocks[block];
     if (!kv.keys.defined()) {
-      kv.keys = RmsNormRotary(Linear(branch.text, w.k, w.k_bias), w.norm_k, config.eps,
+      kv.keys = RmsNormRotary(Linear(branch.text, w.k, scratch), w.norm_k, config.eps,
                               config.attention_head_dim, std::nullopt);
-      kv.values = Linear(branch.text, w.v, w.v_bias);
+      kv.values = Linear(branch.text, w.v, scratch);
     }
     const at::Tensor own = q.size(0) == 1 ? q : q.narrow(0, static_cast<int64_t>(g), 1);
     attended.push_back(
         Attention(own, kv.keys, kv.values, config.num_attention_heads, branch.key_bias));
   }
-  return Linear(attended.size() == 1 ? attended[0] : at::cat(attended), w.out, w.out_bias);
+  return Linear(attended.size() == 1 ? attended[0] : at::cat(attended), w.out, scratch);
 }
 
-// hidden [1 or G, L, D] b, modulation [R, 6, D] float32 without this block's table.
+// hidden [1 or G, L, D] b, modulation [R, 6, D] float32 without this block's table; `scratch` as in
+// Linear.
 at::Tensor Block(const WanTransformerConfig& config, const BlockWeights& w,
                  const at::Tensor& hidden, const at::Tensor& modulation, int64_t block,
-                 WanContext& context) {
+                 WanContext& context, at::Tensor& scratch) {
   const std::vector<at::Tensor> m = (modulation + w.scale_shift_table).unbind(1);
   const at::Tensor &shift_a = m[0], &scale_a = m[1], &gate_a = m[2];
   const at::Tensor &shift_f = m[3], &scale_f = m[4], &gate_f = m[5];
 
   at::Tensor x = ScaledLayerNorm(hidden, scale_a + 1, shift_a, config.eps);
-  x = GatedAdd(hidden, SelfAttention(config, w.self, x, context.rotary), gate_a);
+  x = GatedAdd(hidden, SelfAttention(config, w.self, x, context.rotary, scratch), gate_a);
 
   const at::Tensor normed =
       w.norm2.defined()
           ? ScaledLayerNorm(x, w.norm2.unsqueeze(0), w.norm2_bias.unsqueeze(0), config.eps)
           : x;
-  x = x + CrossAttention(config, w.cross, normed, block, context.branches);
+  x = x + CrossAttention(config, w.cross, normed, block, context.branches, scratch);
 
   at::Tensor f = ScaledLayerNorm(x, scale_f + 1, shift_f, config.eps);
-  f = Linear(Linear(f, w.up, w.up_bias, Activation::kGeluTanh), w.down, w.down_bias);
+  f = Linear(Linear(f, w.up, scratch, Activation::kGeluTanh), w.down, scratch);
   return GatedAdd(x, f, gate_f);
 }
 
@@ -214,11 +234,12 @@ absl::StatusOr<at::Tensor> WanTransformer::Forward(const at::Tensor& latents,
           .unflatten(1, {6, -1})
           .to(at::kFloat);
 
+  at::Tensor scratch;
   weights_.ring().Rewind();  // an earlier forward may have ended early
   for (int64_t block = 0; block < config_.num_layers; ++block) {
     ASSIGN_OR_RETURN(const BlockLease lease, weights_.ring().Acquire());
     x = Block(config_, Bind(lease, weights_.device(), config_.cross_attn_norm), x, modulation,
-              block, context);
+              block, context, scratch);
   }
 
   const at::Tensor table = weight("scale_shift_table") + time.unsqueeze(1);  // [R, 2, D] float32

@@ -3,7 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "models/wan/transformer_specs.h"
 #include "tests/support/hash_checkpoint.h"
@@ -28,11 +33,11 @@ class WanTransformerTest : public testing::Test {
     return Load(config, scratch_.path(), dtype);
   }
   WanTransformer Load(const WanTransformerConfig& config, const std::filesystem::path& dir,
-                      DType dtype) {
+                      DType dtype, OnlineQuantization quantization = OnlineQuantization::kNone) {
     auto checkpoint = Checkpoint::Open(dir);
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    auto weights =
-        ComponentWeights::Load(*checkpoint, WanTransformerSpecs(config, dtype), *device_);
+    auto weights = ComponentWeights::Load(
+        *checkpoint, WanTransformerSpecs(config, dtype, quantization), *device_);
     EXPECT_TRUE(weights.ok()) << weights.status();
     return WanTransformer(config, *std::move(weights));
   }
@@ -69,6 +74,194 @@ TEST(WanTransformerSpecs, FullSizesHaveThePublishedCounts) {
     for (const TensorSpec& spec : specs) parameters += spec.num_elements();
     EXPECT_EQ(specs.size(), row.tensors);
     EXPECT_EQ(parameters, row.parameters);
+  }
+}
+
+constexpr OnlineQuantization kFp8 = OnlineQuantization::kPerTensorFp8;
+
+TEST(WanTransformerSpecs, Fp8BlocksAreHalfAsLargeAndTheRestIsAsBefore) {
+  const WanTransformerConfig config;  // 14B
+  const auto plain = WanTransformerSpecs(config, DType::kBF16);
+  const auto fp8 = WanTransformerSpecs(config, DType::kBF16, kFp8);
+  EXPECT_EQ(fp8.size(), plain.size() + 8 * config.num_layers);
+  const auto block_bytes = [](const std::vector<TensorSpec>& specs) {
+    int64_t bytes = 0;
+    for (const TensorSpec& spec : specs) bytes += spec.block == 3 ? spec.bytes() : 0;
+    return bytes;
+  };
+  // As ../shared/reference/models.md, section 12, gives them.
+  EXPECT_NEAR(static_cast<double>(block_bytes(plain)), 702.8e6, 0.1e6);
+  EXPECT_NEAR(static_cast<double>(block_bytes(fp8)), 351.4e6, 0.2e6);
+  std::map<std::string, int> users;  // of each scale
+  size_t next = 0;
+  for (const TensorSpec& spec : fp8) {
+    if (spec.name.ends_with("weight_scale")) {
+      EXPECT_EQ(spec.dtype, DType::kF32);
+      EXPECT_EQ(spec.shape, std::vector<int64_t>{1});
+      EXPECT_EQ(users[spec.name], spec.name.ends_with("attn1.to_qkv.weight_scale") ? 3 : 1)
+          << spec.name;  // which stand before it
+      continue;
+    }
+    const TensorSpec& was = plain[next++];
+    EXPECT_EQ(spec.name, was.name);
+    EXPECT_EQ(spec.shape, was.shape);
+    EXPECT_EQ(spec.block, was.block);
+    if (spec.scale.empty()) {
+      EXPECT_EQ(spec.dtype, was.dtype) << spec.name;
+      EXPECT_FALSE(spec.block >= 0 && spec.shape.size() == 2) << spec.name;
+    } else {
+      EXPECT_EQ(spec.dtype, DType::kF8E4M3) << spec.name;
+      EXPECT_TRUE(spec.block >= 0 && spec.shape.size() == 2) << spec.name;
+      ++users[spec.scale];
+    }
+  }
+  EXPECT_EQ(users.size(), 8u * config.num_layers);
+}
+
+TEST(WanTransformerTpSpecs, TheRanksTogetherHoldEachTensorOnceOrWhole) {
+  WanTransformerConfig config = kTiny;
+  config.num_attention_heads = 4;
+  // Dimension that is cut, of a block's tensors; those left out are whole.
+  std::map<std::string, int> cut;
+  for (const char* attention : {"attn1", "attn2"}) {
+    for (const char* part : {"to_q", "to_k", "to_v"}) {
+      cut[absl::StrCat(attention, ".", part, ".weight")] = 0;
+      cut[absl::StrCat(attention, ".", part, ".bias")] = 0;
+    }
+    cut[absl::StrCat(attention, ".norm_q.weight")] = 0;
+    cut[absl::StrCat(attention, ".norm_k.weight")] = 0;
+    cut[absl::StrCat(attention, ".to_out.0.weight")] = 1;
+  }
+  cut["ffn.net.0.proj.weight"] = cut["ffn.net.0.proj.bias"] = 0;
+  cut["ffn.net.2.weight"] = 1;
+  for (OnlineQuantization quantization : {OnlineQuantization::kNone, kFp8}) {
+    const auto whole = WanTransformerSpecs(config, DType::kBF16, quantization);
+    for (int tp : {1, 2, 4}) {
+      size_t num_cut = 0;
+      std::vector<int64_t> next(whole.size());
+      for (int rank = 0; rank < tp; ++rank) {
+        const auto specs = WanTransformerTpSpecs(config, DType::kBF16, rank, tp, quantization);
+        ASSERT_TRUE(specs.ok()) << specs.status();
+        ASSERT_EQ(specs->size(), whole.size());
+        for (size_t i = 0; i < whole.size(); ++i) {
+          const TensorSpec& spec = (*specs)[i];
+          ASSERT_EQ(spec.name, whole[i].name);
+          EXPECT_EQ(spec.dtype, whole[i].dtype);
+          EXPECT_EQ(spec.scale, whole[i].scale);
+          const size_t prefix = spec.name.starts_with("blocks.") ? spec.name.find('.', 7) + 1 : 0;
+          const auto expected = cut.find(spec.name.substr(prefix));
+          if (tp == 1 || prefix == 0 || expected == cut.end()) {
+            EXPECT_FALSE(spec.slice.has_value()) << spec.name;
+            EXPECT_EQ(spec.shape, whole[i].shape);
+            continue;
+          }
+          ++num_cut;
+          ASSERT_TRUE(spec.slice.has_value()) << spec.name;
+          const int dim = spec.slice->dim;
+          EXPECT_EQ(dim, expected->second) << spec.name;
+          EXPECT_EQ(spec.slice->begin, next[i]);
+          next[i] += spec.shape[dim];
+          std::vector<int64_t> full = spec.shape;
+          full[dim] = spec.slice->full;
+          EXPECT_EQ(full, whole[i].shape) << spec.name;
+          EXPECT_TRUE(rank < tp - 1 || next[i] == spec.slice->full) << spec.name;
+        }
+      }
+      EXPECT_EQ(num_cut, tp == 1 ? 0 : cut.size() * config.num_layers * tp);
+    }
+  }
+  for (const auto& [rank, tp] :
+       {std::pair(0, 3), std::pair(0, 8), std::pair(2, 2), std::pair(-1, 2), std::pair(0, 0)}) {
+    EXPECT_EQ(WanTransformerTpSpecs(config, DType::kBF16, rank, tp).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// What a tensor-parallel engine computes, in one place: each rank's part of the feed-forward layer
+// with its slices, summed, is the layer.
+TEST_F(WanTransformerTest, SlicesOfTheFeedForwardLayerAddUp) {
+  ASSERT_TRUE(WriteHashCheckpoint(scratch_.path(), WanTransformerSpecs(kTiny, DType::kF32)).ok());
+  auto checkpoint = Checkpoint::Open(scratch_.path());
+  ASSERT_TRUE(checkpoint.ok());
+  const at::Tensor x = HashTensor("input.x", {1, 5, kTiny.hidden_size()});
+  const auto compute = [&](int rank, int tp) {
+    std::map<std::string, at::Tensor> tensors;
+    std::vector<TensorSpec> specs;
+    std::vector<std::byte*> destinations;
+    const auto all = WanTransformerTpSpecs(kTiny, DType::kF32, rank, tp);
+    EXPECT_TRUE(all.ok());
+    for (const TensorSpec& spec : *all) {
+      if (!spec.name.starts_with("blocks.1.ffn.net.")) continue;
+      const at::Tensor tensor = at::empty(spec.shape, at::kFloat);
+      destinations.push_back(static_cast<std::byte*>(tensor.mutable_data_ptr()));
+      tensors[spec.name.substr(17)] = tensor;
+      specs.push_back(spec);
+    }
+    EXPECT_TRUE(LoadTensors(*checkpoint, specs, destinations, {.partial = true}).ok());
+    const at::Tensor up =
+        at::gelu(at::linear(x, tensors.at("0.proj.weight"), tensors.at("0.proj.bias")), "tanh");
+    at::Tensor down = at::linear(up, tensors.at("2.weight"));
+    return rank == 0 ? down + tensors.at("2.bias") : down;
+  };
+  EXPECT_LT(MaxAbsError(compute(0, 2) + compute(1, 2), compute(0, 1)), 2e-6);
+}
+
+// The quantised tensors of the checkpoint brought back, in float32, by torch.
+std::map<std::string, at::Tensor> BroughtBack(const Checkpoint& checkpoint,
+                                              const WanTransformerConfig& config, DType dtype) {
+  const auto specs = WanTransformerSpecs(config, dtype, kFp8);
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<std::byte*> destinations;
+  for (const TensorSpec& spec : specs) {
+    const at::Tensor tensor = at::empty(spec.shape, TorchDType(spec.dtype));
+    destinations.push_back(static_cast<std::byte*>(tensor.mutable_data_ptr()));
+    tensors[spec.name] = tensor;
+  }
+  EXPECT_TRUE(LoadTensors(checkpoint, specs, destinations).ok());
+  std::map<std::string, at::Tensor> result;
+  for (const TensorSpec& spec : specs) {
+    if (spec.scale.empty()) continue;
+    result[spec.name] =
+        (tensors.at(spec.name).to(at::kFloat) * tensors.at(spec.scale)).to(TorchDType(dtype));
+  }
+  return result;
+}
+
+TEST_F(WanTransformerTest, Fp8IsExactlyTheForwardOfTheWeightsBroughtBack) {
+  const at::Tensor x = HashTensor("input.hidden_states", {1, 4, 2, 16, 16});
+  const at::Tensor text = HashTensor("input.encoder_hidden_states", {1, 12, 16});
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    WanTransformer plain = HashTransformer(kTiny, dtype);
+    WanTransformer fp8 = Load(kTiny, scratch_.path(), dtype, kFp8);
+    const at::Tensor velocity = Run(fp8, x, text, Time(500));
+
+    auto checkpoint = Checkpoint::Open(scratch_.path());
+    ASSERT_TRUE(checkpoint.ok());
+    const std::map<std::string, at::Tensor> by_hand = BroughtBack(*checkpoint, kTiny, dtype);
+    EXPECT_EQ(by_hand.size(), 10u * kTiny.num_layers);
+    ScratchDir other;
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<at::Tensor> keep;
+    for (const TensorSpec& spec : WanTransformerSpecs(kTiny, DType::kF32)) {
+      const auto found = by_hand.find(spec.name);
+      const TensorSource source = *checkpoint->Find(spec.name);
+      absl::Span<const std::byte> data = source.data;
+      if (found != by_hand.end()) {
+        keep.push_back(found->second.to(at::kFloat).contiguous());
+        data = {static_cast<const std::byte*>(keep.back().const_data_ptr()), data.size()};
+      }
+      tensors.push_back({spec.name, DType::kF32, spec.shape, data});
+    }
+    ASSERT_TRUE(
+        WriteSafetensors(other.path() / "diffusion_pytorch_model.safetensors", tensors).ok());
+    WanTransformer dequantised = Load(kTiny, other.path(), dtype);
+    EXPECT_TRUE(at::equal(velocity, Run(dequantised, x, text, Time(500)))) << DTypeName(dtype);
+
+    // Three bits of mantissa are off by at most 1/16 and by 2.6% on average; of a sum of many such
+    // terms, and of the residual stream that is not quantised, less remains.
+    const double error = RelativeError(velocity, Run(plain, x, text, Time(500)));
+    EXPECT_LT(error, 4e-2) << DTypeName(dtype);
+    EXPECT_GT(error, 1e-3) << "nothing was quantised";
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "models/ops/clones.h"
+#include "base/clones.h"
 
 namespace dlo {
 namespace {

@@ -13,21 +13,22 @@ std::vector<std::string> WanComponentNames(const WanConfig& config) {
   return names;
 }
 
-OffloadPlan WanOffloadPlan(const WanConfig& config, DType dtype) {
+OffloadPlan WanOffloadPlan(const WanConfig& config, DType dtype, OnlineQuantization quantization) {
   OffloadPlan plan;
   plan.components.push_back({.name = "text_encoder",
                              .specs = Umt5DeviceSpecs(config.text_encoder, dtype),
                              .ring = kWanTextRing,
                              .stage = ComponentStage::kText});
   plan.components.push_back({.name = "transformer",
-                             .specs = WanTransformerSpecs(config.transformer, dtype),
+                             .specs = WanTransformerSpecs(config.transformer, dtype, quantization),
                              .ring = kWanTransformerRing,
                              .stage = ComponentStage::kDenoise});
   if (config.transformer_2) {
-    plan.components.push_back({.name = "transformer_2",
-                               .specs = WanTransformerSpecs(*config.transformer_2, dtype),
-                               .ring = kWanTransformer2Ring,
-                               .stage = ComponentStage::kDenoise});
+    plan.components.push_back(
+        {.name = "transformer_2",
+         .specs = WanTransformerSpecs(*config.transformer_2, dtype, quantization),
+         .ring = kWanTransformer2Ring,
+         .stage = ComponentStage::kDenoise});
   }
   // Serving only decodes.
   plan.components.push_back({.name = "vae",

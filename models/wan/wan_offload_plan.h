@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "models/wan/wan_config.h"
 #include "offload/offload_plan.h"
 
@@ -13,7 +14,9 @@ namespace dlo {
 // The folders of the repository that hold weights.
 std::vector<std::string> WanComponentNames(const WanConfig& config);
 
-// Text encoder and transformers in `dtype`, the VAE's decoder in its own. Rings are WanRing's.
-OffloadPlan WanOffloadPlan(const WanConfig& config, DType dtype);
+// Text encoder and transformers in `dtype`, the VAE's decoder in its own; `quantization` is of the
+// transformers. Rings are WanRing's.
+OffloadPlan WanOffloadPlan(const WanConfig& config, DType dtype,
+                           OnlineQuantization quantization = OnlineQuantization::kNone);
 
 }  // namespace dlo

@@ -129,9 +129,10 @@ struct Source {
 };
 
 absl::StatusOr<std::vector<Source>> OpenSources(const std::filesystem::path& root,
-                                                const WanConfig& config, DType dtype) {
+                                                const WanConfig& config, DType dtype,
+                                                OnlineQuantization quantization) {
   std::vector<Source> sources;
-  std::vector<ComponentNeeds> all = WanWeightNeeds(config, dtype);
+  std::vector<ComponentNeeds> all = WanWeightNeeds(config, dtype, quantization);
   for (ComponentNeeds& needs : all) {
     absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / needs.folder);
     if (!checkpoint.ok()) return Annotate(checkpoint.status(), needs.name);
@@ -445,6 +446,8 @@ absl::Status Agree(const PipelineOptions& options, const Device& device,
   std::vector<Setting> settings = options.agreement;
   settings.push_back({"device", device.kind() == DeviceKind::kCpu ? "cpu" : "cuda"});
   settings.push_back({"model.dtype", std::string(DTypeName(options.dtype))});
+  settings.push_back(
+      {"model.quantization", std::string(OnlineQuantizationName(options.quantization))});
   settings.push_back({"offload.slots", absl::StrCat(options.stream_slots)});
   for (size_t r = 0; r < rings.size(); ++r) {
     std::string digests;
@@ -461,6 +464,9 @@ absl::Status CheckOptions(const PipelineOptions& options) {
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("model.dtype is ", DTypeName(options.dtype), "; a model runs in F32 or BF16"));
+  }
+  if (options.quantization == OnlineQuantization::kOther) {
+    return absl::InvalidArgumentError("model.quantization can only be none or fp8");
   }
   if (options.weight_group != nullptr && options.stream_slots == 0) {
     return absl::InvalidArgumentError("a weight group streams its blocks; set stream_slots");
@@ -497,8 +503,9 @@ absl::StatusOr<int64_t> ResidentBlocks(const PipelineOptions& options, const Wan
   ASSIGN_OR_RETURN(const std::unique_ptr<ModelCard> card, ReadModelCard(options.root));
   VideoSettings settings;
   card->Resolve({}, /*random_seed=*/0, &settings);
-  return FitResidentBlocks(plan, WanActivationBytes(config, settings, options.dtype),
-                           options.stream_slots, options.device_memory_limit_bytes);
+  return FitResidentBlocks(
+      plan, WanActivationBytes(config, settings, options.dtype, options.quantization),
+      options.stream_slots, options.device_memory_limit_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
@@ -510,7 +517,7 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
   if (options.threads > 0) at::set_num_threads(options.threads);
   ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
 
-  const OffloadPlan plan = WanOffloadPlan(config, options.dtype);
+  const OffloadPlan plan = WanOffloadPlan(config, options.dtype, options.quantization);
   RETURN_IF_ERROR(CheckOffloadPlan(plan, WanComponentNames(config)));
   const bool streams = options.stream_slots > 0;
   ASSIGN_OR_RETURN(const int64_t resident_blocks, ResidentBlocks(options, config, plan));
@@ -527,7 +534,7 @@ absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& optio
     return placement;
   };
   ASSIGN_OR_RETURN(const std::vector<Source> sources,
-                   OpenSources(options.root, config, options.dtype));
+                   OpenSources(options.root, config, options.dtype, options.quantization));
   ASSIGN_OR_RETURN(const HostWeightPlan host_plan, PlanSources(options, *device, sources));
   if (streams) {
     int64_t need_bytes = 0;

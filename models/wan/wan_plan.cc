@@ -32,7 +32,8 @@ absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSetti
   return plan;
 }
 
-int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype) {
+int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype,
+                           OnlineQuantization quantization) {
   const WanTransformerConfig& transformer = config.transformer;
   const int64_t dim = transformer.hidden_size();
   const auto [pt, ph, pw] = transformer.patch_size;
@@ -42,7 +43,10 @@ int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& setting
   const int64_t branches = settings.guidance_scale > 1 ? 2 : 1;
   constexpr int64_t kTextRows = 512;
   const int64_t text = 2 * kTextRows * dim * transformer.num_layers;
-  return branches * (tokens * (8 * dim + transformer.ffn_dim) + text) * DTypeBytes(dtype);
+  const int64_t weight =
+      quantization == OnlineQuantization::kNone ? 0 : dim * std::max(dim, transformer.ffn_dim);
+  return (branches * (tokens * (8 * dim + transformer.ffn_dim) + text) + weight) *
+         DTypeBytes(dtype);
 }
 
 }  // namespace dlo

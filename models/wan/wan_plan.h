@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "models/model_card.h"
 #include "models/wan/wan_config.h"
 #include "offload/visit_plan.h"
@@ -26,8 +27,9 @@ absl::StatusOr<VisitPlan> WanVisitPlan(const WanConfig& config, const VideoSetti
 
 // An upper estimate of what one block's forward takes on the device beside its weights: for each of
 // the G branches and L tokens the hidden state, its norm, queries, keys, values, attention and two
-// sums, each `dim` wide, or the feed-forward's inner layer, in the run dtype; and the request's
-// text keys and values of all blocks.
-int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype);
+// sums, each `dim` wide, or the feed-forward's inner layer, in the run dtype; the request's text
+// keys and values of all blocks; and of quantised weights the largest, brought back.
+int64_t WanActivationBytes(const WanConfig& config, const VideoSettings& settings, DType dtype,
+                           OnlineQuantization quantization = OnlineQuantization::kNone);
 
 }  // namespace dlo

@@ -8,11 +8,12 @@
 
 namespace dlo {
 
-std::vector<ComponentNeeds> WanWeightNeeds(const WanConfig& config, DType dtype) {
+std::vector<ComponentNeeds> WanWeightNeeds(const WanConfig& config, DType dtype,
+                                           OnlineQuantization quantization) {
   // Published files keep the modulation tables and cross-attention norms in float32 or store all
   // alike.
   const auto adapter = std::make_shared<const KeptFloat32Adapter>(dtype);
-  OffloadPlan plan = WanOffloadPlan(config, dtype);
+  OffloadPlan plan = WanOffloadPlan(config, dtype, quantization);
   std::vector<ComponentNeeds> needs;
   for (OffloadComponent& component : plan.components) {
     ComponentNeeds need = {.name = component.name,

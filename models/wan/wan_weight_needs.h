@@ -8,13 +8,16 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/quantization.h"
 #include "loader/host_weight_plan.h"
 #include "models/wan/wan_config.h"
 
 namespace dlo {
 
 // The components of WanOffloadPlan, in its order, with the token table that no device needs.
-// `dtype` is the run's.
-std::vector<ComponentNeeds> WanWeightNeeds(const WanConfig& config, DType dtype);
+// `dtype` and `quantization` are the run's.
+std::vector<ComponentNeeds> WanWeightNeeds(
+    const WanConfig& config, DType dtype,
+    OnlineQuantization quantization = OnlineQuantization::kNone);
 
 }  // namespace dlo

@@ -117,7 +117,7 @@ absl::StatusOr<RequestWork> WanWork(const WanConfig& config, DType dtype,
   work.rings = {{"text_encoder", BlockOf(Umt5Specs(text_encoder, dtype))}};
   const auto add_expert = [&](const char* name, WanTransformerConfig expert) {
     expert.num_layers = 1;
-    work.rings.push_back({name, BlockOf(WanTransformerSpecs(expert, dtype))});
+    work.rings.push_back({name, BlockOf(WanTransformerSpecs(expert, dtype, request.quantization))});
   };
   add_expert("transformer", config.transformer);
   if (config.transformer_2) add_expert("transformer_2", *config.transformer_2);
