@@ -164,11 +164,16 @@ absl::Status LoadChunk(const Chunk& chunk) {
 // Takes chunks off the common list until none is left or one has failed.
 class ChunkRunner {
  public:
-  explicit ChunkRunner(const std::vector<Chunk>& chunks) : chunks_(chunks) {}
+  // `read_bytes`, unless null, counts.
+  ChunkRunner(const std::vector<Chunk>& chunks, std::atomic<int64_t>* read_bytes)
+      : chunks_(chunks), read_bytes_(read_bytes) {}
 
   void Run() {
     for (size_t i = next_++; i < chunks_.size() && !failed_; i = next_++) {
       absl::Status status = LoadChunk(chunks_[i]);
+      if (read_bytes_ != nullptr) {
+        *read_bytes_ += chunks_[i].count * DTypeBytes(chunks_[i].transfer->source.dtype);
+      }
       if (!status.ok() && !failed_.exchange(true)) status_ = std::move(status);
     }
   }
@@ -177,6 +182,7 @@ class ChunkRunner {
 
  private:
   const std::vector<Chunk>& chunks_;
+  std::atomic<int64_t>* const read_bytes_;
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> failed_ = false;
   absl::Status status_;
@@ -199,7 +205,7 @@ absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSp
   const std::vector<Chunk> chunks = SplitIntoChunks(transfers);
   const size_t wanted = options.threads > 0 ? static_cast<size_t>(options.threads)
                                             : std::thread::hardware_concurrency();
-  ChunkRunner runner(chunks);
+  ChunkRunner runner(chunks, options.read_bytes);
   std::vector<std::thread> helpers;
   try {
     while (helpers.size() + 1 < std::min(wanted, chunks.size())) {

@@ -18,7 +18,9 @@
 // the destinations, which need no alignment.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,7 @@ struct LoadOptions {
   // The specs are part of a model: names that none of them asks for are passed over.
   bool partial = false;
   int threads = 0;  // 0: as many as the process may use cores
+  std::atomic<int64_t>* read_bytes = nullptr;  // counts bytes of files that are read
 };
 
 // The checks of LoadTensors alone: nothing is read but headers.

@@ -1,5 +1,7 @@
 #include "offload/block_layout.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -47,6 +49,17 @@ uint64_t BlockLayout::digest() const {
                           absl::StrJoin(tensor.spec.shape, "x"), " @", tensor.offset, "\n"));
   }
   return hash.hash();
+}
+
+std::vector<BlockLayout> PartLayouts(absl::Span<const TensorSpec> specs) {
+  int last_block = -1;
+  for (const TensorSpec& spec : specs) last_block = std::max(last_block, spec.block);
+  std::vector<std::vector<TensorSpec>> parts(last_block + 2);
+  for (const TensorSpec& spec : specs) parts[spec.block + 1].push_back(spec);
+  std::vector<BlockLayout> layouts;
+  layouts.reserve(parts.size());
+  for (const auto& part : parts) layouts.push_back(BlockLayout::Of(part));
+  return layouts;
 }
 
 }  // namespace dlo

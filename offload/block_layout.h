@@ -48,4 +48,7 @@ class BlockLayout {
   int64_t total_bytes_ = 0;
 };
 
+// The parts of a component: index 0 is what lies outside its blocks, block b is index b + 1.
+std::vector<BlockLayout> PartLayouts(absl::Span<const TensorSpec> specs);
+
 }  // namespace dlo
