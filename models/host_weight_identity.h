@@ -30,7 +30,7 @@
 
 namespace dlo {
 
-struct HostWeightSettingsOfRun {
+struct HostWeightRun {
   DType dtype = DType::kBF16;
   // The model was named by a hub id, not by a folder: names of blobs may stand for hashing.
   bool from_hub = false;
@@ -58,7 +58,7 @@ hwr::ArtifactComponent ArtifactComponentOf(std::string name,
 // files as their fingerprint needs. Errors as ReadWanConfig, Checkpoint::Open, CheckTensors and
 // FingerprintSources.
 absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const std::filesystem::path& root,
-                                                       const HostWeightSettingsOfRun& settings);
+                                                       const HostWeightRun& settings);
 
 // Fills parts from the checkpoint, one at a time: nothing beyond the part is held.
 class CheckpointProducer : public hwr::PartProducer {

@@ -24,6 +24,7 @@
 
 #include "absl/types/span.h"
 #include "base/mapped_file.h"
+#include "loader/hwr/descriptor.h"
 #include "loader/hwr/manifest.h"
 #include "loader/hwr/outcome.h"
 
@@ -54,23 +55,6 @@ class Lease {
 
  private:
   friend class LookupJob;
-
-  // Closes on destruction, without unlocking: a forked child must not free its parent's lock.
-  class Descriptor {
-   public:
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd_(fd) {}
-    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Descriptor& operator=(Descriptor&& other) noexcept {
-      std::swap(fd_, other.fd_);
-      return *this;
-    }
-    ~Descriptor();
-    int get() const { return fd_; }
-
-   private:
-    int fd_ = -1;
-  };
 
   Lease() = default;
 
