@@ -378,6 +378,7 @@ void RankMetrics::SetMemory(const v1::RankMemory& memory) {
 }
 
 void RankMetrics::SetStartup(const v1::StartupRecord& record) {
+  for (const auto& [phase, gauge] : startup_phases_) gauge->Set(0);
   for (const v1::StartupPhase& phase : record.phases()) {
     const auto it = startup_phases_.find(phase.phase());
     if (it != startup_phases_.end()) it->second->Set(Seconds(FromProto(phase.time())));

@@ -289,9 +289,8 @@ std::map<std::string, MappedBytes> MappedPayloads(const fs::path& artifact) {
     const std::vector<std::string> range = absl::StrSplit(fields[0], '-');
     const uint64_t begin = std::stoull(range[0], nullptr, 16);
     const uint64_t end = std::stoull(range[1], nullptr, 16);
-    Sha256 sha;
-    sha.Update(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(begin), end - begin));
-    payloads[fs::path(fields[5]).filename()] = {range[0], sha.Finish()};
+    payloads[fs::path(fields[5]).filename()] = {
+        range[0], Sha256Of({reinterpret_cast<const char*>(begin), end - begin})};
   }
   return payloads;
 }
