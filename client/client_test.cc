@@ -601,7 +601,7 @@ TEST_F(ClientTest, StatusTellsWhatEachRankIsDoingAndWhereItsWeightsCameFrom) {
             "SERVING\n"
             "rank 0: ready; weights: canonical-fallback (preferred) in 12.0 s, 5700.0 MB read, 0.0 "
             "MB mapped; publication: failed (active-build)\n"
-            "  lookup: miss (miss, retryable), then canonical-fallback: no artifact  [2J\n"
+            "  lookup: miss (miss, retryable), then canonical-fallback: no artifact [2J\n"
             "  transformer: memory (dtype): tensors have another dtype\n"
             "rank 1: not ready\n");
   server_->GetHealthCheckService()->SetServingStatus(false);

@@ -46,6 +46,7 @@ class ModelStartup {
     if (decision == Decision::kLoad || decision == Decision::kFreshLoad) {
       decision = Load(/*fresh=*/decision == Decision::kFreshLoad);
     }
+    Count();
     if (decision == Decision::kFail) return error_.ok() ? startup_.status() : error_;
     return absl::OkStatus();
   }
@@ -165,7 +166,6 @@ class ModelStartup {
     }
     startup_.BackendReady();
     Tell();
-    Count();
     startup_.InService();
     return Decision::kRestore;
   }
@@ -187,7 +187,6 @@ class ModelStartup {
       const PhaseTimer timer(startup_.record(), Phase::kEnable);
       error_ = builder_.Enable(nullptr);
     }
-    Count();
     if (!error_.ok()) return Discard(Reason::kCanonicalLoadFailed, error_);
     if (!fresh && startup_.may_publish()) {
       ModelProducer producer(builder_, *artifact_);

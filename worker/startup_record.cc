@@ -83,18 +83,6 @@ v1::StartupRecord ToProto(const StartupReport& report) {
 
 void LogStartup(const StartupReport& report) {
   const hwr::StartupRecord& record = report.record;
-  for (const hwr::Attempt& attempt : record.attempts) {
-    const std::string reason = ReasonWord(attempt.reason);
-    spdlog::log(attempt.result == hwr::AttemptResult::kHit ||
-                        attempt.result == hwr::AttemptResult::kSuccess
-                    ? spdlog::level::info
-                    : spdlog::level::warn,
-                "host weights [{}]: {}: {}{}{}, then {}{}", record.resolution_id,
-                Word(hwr::StageName(attempt.stage)), Word(hwr::AttemptResultName(attempt.result)),
-                reason.empty() ? "" : " (" + reason + ")",
-                attempt.retryable ? ", retryable" : "", Word(hwr::NextActionName(attempt.next)),
-                attempt.message.empty() ? "" : ": " + attempt.message);
-  }
   std::vector<std::string> phases;
   for (int i = 0; i < hwr::kNumPhases; ++i) {
     if (record.phases[i] == absl::ZeroDuration()) continue;
@@ -114,7 +102,7 @@ void LogStartup(const StartupReport& report) {
       absl::StrAppend(&line, ", ", record.publication.failure.Text());
     }
   }
-  spdlog::info("host weights [{}]: {}", record.resolution_id, line);
+  spdlog::info("host weights {}: {}", record.resolution_id, line);
 }
 
 }  // namespace dlo

@@ -8,7 +8,7 @@ namespace dlo {
 
 v1::StartupRecord ToProto(const StartupReport& report);
 
-// One line for the start and one for each attempt.
+// One line. What was tried on the way is logged when it happens (loader/hwr/startup.h).
 void LogStartup(const StartupReport& report);
 
 }  // namespace dlo
