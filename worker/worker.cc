@@ -174,8 +174,7 @@ absl::StatusOr<std::unique_ptr<FlightRecorder>> OpenRecorder(const WorkerOptions
 }
 
 // Tells dlo-serve, which ends us otherwise before it has heard.
-int FailToStart(LinkClient& link, const absl::Status& status, StartupReport report = {}) {
-  report.record.outcome = hwr::Outcome::kFailed;
+int FailToStart(LinkClient& link, const absl::Status& status, const StartupReport& report) {
   spdlog::error("cannot load the model: {}", std::string(status.message()));
   v1::FromWorker message;
   message.mutable_load_failed()->set_code(static_cast<int>(status.code()));
@@ -220,7 +219,9 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
     spdlog::info("attached to dlo-serve at {}", options.connect);
     if (options.on_welcome) {
       const absl::Status status = options.on_welcome(*welcome);
-      if (!status.ok()) return FailToStart(link, status);
+      if (!status.ok()) {
+        return FailToStart(link, status, {.record = {.outcome = hwr::Outcome::kFailed}});
+      }
     }
   }
 
@@ -234,8 +235,10 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   StartupReport report;
   absl::StatusOr<LoadedPipeline> loaded = load(recorder->get(), &report);
   (*recorder)->End(loading, loaded.ok());
+  // It may have failed before anything was decided.
+  if (!loaded.ok()) report.record.outcome = hwr::Outcome::kFailed;
   LogStartup(report);
-  if (!loaded.ok()) return FailToStart(link, loaded.status(), std::move(report));
+  if (!loaded.ok()) return FailToStart(link, loaded.status(), report);
   WaveRunner runner(loaded->pipeline.get(), options.rank, send, recorder->get());
   mailbox.SetRunner(&runner);
   memory.SetPipeline(loaded->pipeline.get());
