@@ -28,6 +28,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -71,7 +72,7 @@ struct StartupSettings {
   Mode mode = Mode::kDisabled;
   Validation validation = Validation::kMetadata;
   StoreOptions store;  // root, policy; its wait is this one's
-  absl::Duration wait = absl::Seconds(600);  // one deadline for lookup and publication's locks
+  absl::Duration wait = absl::Seconds(600);  // for locks: of the look-up, and again of publishing
   int threads = 0;
 };
 
@@ -99,7 +100,8 @@ class Startup {
   using Identify =
       std::function<absl::StatusOr<Identified>(const std::filesystem::path& digest_folder)>;
 
-  // UNRESOLVED: opens the store, computes the identity, looks it up. A hit: kRestore.
+  // UNRESOLVED: opens the store, computes the identity, looks it up. A hit: kRestore. With mode
+  // disabled as SkipDirect.
   Decision Resolve(const Identify& identify);
 
   // After kRestore.
@@ -119,7 +121,7 @@ class Startup {
   // is kFail.
   Decision Fail(Reason reason, const absl::Status& status);
 
-  // Canonical, by a miss or a failure before commit, preferred, and there is an identity.
+  // Canonical, preferred, and there was no artifact or a corrupt one. Once.
   bool may_publish() const;
   // Publishes what `producer` holds, and keeps the record. Never fails the start.
   const PublicationRecord& Publish(const ArtifactLayout& layout, PartProducer& producer);
@@ -135,8 +137,8 @@ class Startup {
  private:
   void Move(StartupState from, StartupState to);
   void Enter(StartupState to);
-  Decision FallBack(Attempt attempt);
-  Decision Failed(const Failure& failure);
+  // What comes after a failure; `survives`: a start in preferred mode does.
+  Decision Decide(const Failure& failure, AttemptResult result, bool survives);
 
   const StartupSettings settings_;
   StartupState state_ = StartupState::kUnresolved;

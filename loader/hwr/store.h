@@ -40,6 +40,7 @@
 namespace dlo::hwr {
 
 class FileOps;
+class StoreImpl;
 
 // Limits of a store, in bytes; 0: none. Written down by who makes the store; later users must ask
 // for the same.
@@ -164,9 +165,9 @@ class Store {
   absl::Status Unpin(const std::string& key);
 
  private:
-  class Impl;
-  explicit Store(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  friend class StoreImpl;
+  explicit Store(std::unique_ptr<StoreImpl> impl);
+  std::unique_ptr<StoreImpl> impl_;
 };
 
 }  // namespace dlo::hwr
