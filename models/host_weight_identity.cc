@@ -1,6 +1,5 @@
 #include "models/host_weight_identity.h"
 
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -41,38 +40,32 @@ hwr::SourceFiles FilesOf(const std::string& component, const Checkpoint& checkpo
   return files;
 }
 
-absl::Status Annotate(const absl::Status& status, absl::string_view component) {
-  return status.ok() ? status
-                     : absl::Status(status.code(), absl::StrCat(component, ": ", status.message()));
-}
-
-}  // namespace
-
-std::vector<std::vector<TensorSpec>> PartSpecs(absl::Span<const TensorSpec> specs) {
-  int last_block = -1;
-  for (const TensorSpec& spec : specs) last_block = std::max(last_block, spec.block);
-  std::vector<std::vector<TensorSpec>> parts(last_block + 2);
-  for (const TensorSpec& spec : specs) parts[spec.block + 1].push_back(spec);
-  return parts;
-}
-
-hwr::ArtifactComponent ArtifactComponentOf(std::string name,
-                                           const std::vector<std::vector<TensorSpec>>& parts) {
-  hwr::ArtifactComponent component = {.name = std::move(name), .parts = {}};
-  for (const std::vector<TensorSpec>& specs : parts) {
-    const BlockLayout layout = BlockLayout::Of(specs);
-    hwr::ArtifactPart part = {.tensors = {}, .bytes = layout.total_bytes()};
+void AddComponent(const std::string& name, absl::Span<const TensorSpec> specs,
+                  HostWeightArtifact* artifact) {
+  hwr::ArtifactComponent& component = artifact->layout.emplace_back();
+  component.name = name;
+  std::vector<std::vector<TensorSpec>>& part_specs = artifact->specs.emplace_back();
+  for (const BlockLayout& layout : PartLayouts(specs)) {
+    hwr::ArtifactPart& part = component.parts.emplace_back();
+    part.bytes = layout.total_bytes();
+    part_specs.emplace_back();
     for (const BlockLayout::Tensor& tensor : layout.tensors()) {
+      part_specs.back().push_back(tensor.spec);
       part.tensors.push_back({.name = tensor.spec.name,
                               .dtype = tensor.spec.dtype,
                               .shape = tensor.spec.shape,
                               .offset = tensor.offset,
                               .bytes = tensor.spec.bytes()});
     }
-    component.parts.push_back(std::move(part));
   }
-  return component;
 }
+
+absl::Status Annotate(const absl::Status& status, absl::string_view component) {
+  return status.ok() ? status
+                     : absl::Status(status.code(), absl::StrCat(component, ": ", status.message()));
+}
+
+}  // namespace
 
 absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
                                                        const HostWeightRun& settings) {
@@ -90,8 +83,7 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
         CheckTensors(*checkpoint, needs[i].specs, {.ignore_unexpected = needs[i].ignore_unexpected}),
         name));
     sources.push_back(FilesOf(name, *checkpoint));
-    artifact.specs.push_back(PartSpecs(plan.components[i].specs));
-    artifact.layout.push_back(ArtifactComponentOf(name, artifact.specs.back()));
+    AddComponent(name, plan.components[i].specs, &artifact);
     artifact.checkpoints.push_back(std::make_shared<const Checkpoint>(*std::move(checkpoint)));
     names.push_back(name);
   }

@@ -48,12 +48,6 @@ struct HostWeightArtifact {
   std::vector<std::shared_ptr<const Checkpoint>> checkpoints;
 };
 
-// The parts of a component, as offload's BlockLayout lays them out: part 0 is what is outside the
-// ring, part b + 1 is block b.
-std::vector<std::vector<TensorSpec>> PartSpecs(absl::Span<const TensorSpec> specs);
-hwr::ArtifactComponent ArtifactComponentOf(std::string name,
-                                           const std::vector<std::vector<TensorSpec>>& parts);
-
 // Reads the configuration and the headers of the repository at `root`, and as much of the weight
 // files as their fingerprint needs. Errors as ReadWanConfig, Checkpoint::Open, CheckTensors and
 // FingerprintSources.

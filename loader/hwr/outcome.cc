@@ -244,6 +244,8 @@ absl::string_view PublicationOutcomeName(PublicationOutcome outcome) {
       return "published";
     case PublicationOutcome::kJoined:
       return "joined";
+    case PublicationOutcome::kBusy:
+      return "busy";
     case PublicationOutcome::kFailed:
       return "failed";
   }

@@ -149,6 +149,7 @@ enum class PublicationOutcome : uint8_t {
   kAlreadyPresent,
   kPublished,
   kJoined,  // another process built it meanwhile
+  kBusy,    // another process builds, and was not waited for any longer
   kFailed
 };
 absl::string_view PublicationOutcomeName(PublicationOutcome outcome);
@@ -156,7 +157,7 @@ absl::string_view PublicationOutcomeName(PublicationOutcome outcome);
 // Apart from the start's own outcome, which it never revises.
 struct PublicationRecord {
   PublicationOutcome outcome = PublicationOutcome::kNotAttempted;
-  Failure failure;         // kFailed
+  Failure failure;         // kBusy, kFailed
   std::string key;
   absl::Duration waited;   // for another builder
   absl::Duration time;     // in all

@@ -56,9 +56,10 @@ class PublishJob {
     const absl::Time start = absl::Now();
     record_.key = identity_.key;
     if (std::optional<Failure> failure = Build()) {
-      record_.outcome = PublicationOutcome::kFailed;
+      const bool busy = failure->reason == Reason::kActiveBuild;
+      record_.outcome = busy ? PublicationOutcome::kBusy : PublicationOutcome::kFailed;
       record_.failure = *std::move(failure);
-      spdlog::warn("host weights: the artifact {} was not published: {}", identity_.key,
+      spdlog::log(busy ? spdlog::level::info : spdlog::level::warn, "host weights: the artifact {} was not published: {}", identity_.key,
                    record_.failure.Text());
     }
     record_.time = absl::Now() - start;
@@ -79,7 +80,8 @@ class PublishJob {
     if (record_.outcome == PublicationOutcome::kAlreadyPresent) return std::nullopt;
 
     const absl::Time wait_start = absl::Now();
-    const absl::StatusOr<Descriptor> build = store_.TakeLock(kBuildLock, options_.deadline);
+    const absl::StatusOr<Descriptor> build = 
+        store_.TakeLock(kBuildLock, std::min(options_.deadline, options_.builder_deadline));
     record_.waited = absl::Now() - wait_start;
     if (absl::IsDeadlineExceeded(build.status())) {
       return Failure{Stage::kProduction, Reason::kActiveBuild, "another process is building"};

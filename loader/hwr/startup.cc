@@ -250,7 +250,9 @@ const PublicationRecord& Startup::Publish(const ArtifactLayout& layout, PartProd
   const PhaseTimer timer(record_, Phase::kPublish);
   record_.publication =
       store_->Publish(*identity_, layout, producer,
-                      {.deadline = absl::Now() + settings_.wait, .threads = settings_.threads});
+                      {.deadline = absl::Now() + settings_.wait,
+                       .builder_deadline = absl::InfinitePast(),
+                       .threads = settings_.threads});
   return record_.publication;
 }
 

@@ -123,7 +123,8 @@ class Startup {
 
   // Canonical, preferred, and there was no artifact or a corrupt one. Once.
   bool may_publish() const;
-  // Publishes what `producer` holds, and keeps the record. Never fails the start.
+  // Publishes what `producer` holds, and keeps the record. Never fails the start, and does not wait
+  // for another process that builds.
   const PublicationRecord& Publish(const ArtifactLayout& layout, PartProducer& producer);
 
   StartupState state() const { return state_; }
