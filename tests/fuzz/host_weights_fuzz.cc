@@ -31,8 +31,8 @@ std::string Copy(absl::Span<const std::byte> data) {
 
 hwr::Manifest SampleManifest() {
   hwr::Manifest manifest;
-  manifest.layout = {{.name = "vae",
-                      .parts = {{.tensors = {{"w", DType::kF32, {4}, 0, 16}}, .bytes = 256}}}};
+  manifest.layout = {
+      {.name = "vae", .parts = {{.tensors = {{"w", DType::kF32, {4}, 0, 16}}, .bytes = 256}}}};
   manifest.identity = *hwr::MakeIdentity({.source = std::string(64, '1'),
                                           .family = "wan",
                                           .model_config = std::string(64, '2'),
@@ -72,9 +72,9 @@ bool RunManifest(absl::Span<const std::byte> data) {
     Promise(hwr::PayloadBytes(component) > 0, "a payload has bytes");
     for (const hwr::ArtifactPart& part : component.parts) {
       for (const hwr::ArtifactTensor& tensor : part.tensors) {
-        Promise(tensor.offset >= 0 && tensor.bytes >= 0 &&
-                    tensor.offset + tensor.bytes <= part.bytes,
-                "a tensor lies inside its part");
+        Promise(
+            tensor.offset >= 0 && tensor.bytes >= 0 && tensor.offset + tensor.bytes <= part.bytes,
+            "a tensor lies inside its part");
       }
     }
   }

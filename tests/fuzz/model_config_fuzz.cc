@@ -45,8 +45,7 @@ bool RunModelConfig(absl::Span<const std::byte> data) {
     Promise(code == absl::StatusCode::kInvalidArgument ||
                 code == absl::StatusCode::kUnimplemented || code == absl::StatusCode::kNotFound,
             "a refusal is INVALID_ARGUMENT, UNIMPLEMENTED or NOT_FOUND");
-    Promise(config.status().message().find("json") != absl::string_view::npos,
-            "it names a file");
+    Promise(config.status().message().find("json") != absl::string_view::npos, "it names a file");
     Promise(config.status().message().size() < 65536, "it stays short");
   }
   return accepted;
