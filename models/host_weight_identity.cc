@@ -9,8 +9,8 @@
 #include "base/status_macros.h"
 #include "loader/weights.h"
 #include "models/wan/wan_config.h"
-#include "models/wan/wan_weight_needs.h"
 #include "models/wan/wan_offload_plan.h"
+#include "models/wan/wan_weight_needs.h"
 #include "nlohmann/json.hpp"
 #include "offload/block_layout.h"
 
@@ -79,9 +79,9 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
     const std::string& name = plan.components[i].name;
     absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(root / needs[i].folder);
     if (!checkpoint.ok()) return Annotate(checkpoint.status(), name);
-    RETURN_IF_ERROR(Annotate(
-        CheckTensors(*checkpoint, needs[i].specs, {.ignore_unexpected = needs[i].ignore_unexpected}),
-        name));
+    RETURN_IF_ERROR(Annotate(CheckTensors(*checkpoint, needs[i].specs,
+                                          {.ignore_unexpected = needs[i].ignore_unexpected}),
+                             name));
     sources.push_back(FilesOf(name, *checkpoint));
     AddComponent(name, plan.components[i].specs, &artifact);
     artifact.checkpoints.push_back(std::make_shared<const Checkpoint>(*std::move(checkpoint)));
@@ -89,11 +89,11 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
   }
   RETURN_IF_ERROR(hwr::CheckLayout(artifact.layout));
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  ASSIGN_OR_RETURN(
-      artifact.sources,
-      hwr::FingerprintSources(sources, {.from_hub = settings.from_hub,
-                                        .cache = settings.cache,
-                                        .threads = settings.threads > 0 ? settings.threads : cores}));
+  ASSIGN_OR_RETURN(artifact.sources,
+                   hwr::FingerprintSources(
+                       sources, {.from_hub = settings.from_hub,
+                                 .cache = settings.cache,
+                                 .threads = settings.threads > 0 ? settings.threads : cores}));
   ASSIGN_OR_RETURN(std::string configs, ConfigDigest(root, names));
   ASSIGN_OR_RETURN(artifact.identity,
                    hwr::MakeIdentity({.source = artifact.sources.digest(),

@@ -96,8 +96,7 @@ TEST_F(HostWeightIdentityTest, TheProducerGivesWhatACanonicalLoadHolds) {
       canonical.emplace_back(spec.bytes());
       destinations.push_back(canonical.back().data());
     }
-    ASSERT_TRUE(
-        LoadTensors(*artifact.checkpoints[c], specs, destinations, {.partial = true}).ok());
+    ASSERT_TRUE(LoadTensors(*artifact.checkpoints[c], specs, destinations, {.partial = true}).ok());
     size_t tensor = 0;
     for (size_t p = 0; p < artifact.layout[c].parts.size(); ++p) {
       const hwr::ArtifactPart& part = artifact.layout[c].parts[p];

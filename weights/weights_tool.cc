@@ -81,10 +81,11 @@ absl::StatusOr<std::string> FindKey(const hwr::StoreInventory& inventory, const 
     }
   }
   if (found.size() == 1) return found[0];
-  return absl::NotFoundError(absl::StrCat(
-      JsonExcerpt(text), found.empty() ? " is no artifact of this store (a key, or at least "
-                                       : " is the beginning of several keys (of at least ",
-      kPrefixMin, " digits of one)"));
+  return absl::NotFoundError(absl::StrCat(JsonExcerpt(text),
+                                          found.empty()
+                                              ? " is no artifact of this store (a key, or at least "
+                                              : " is the beginning of several keys (of at least ",
+                                          kPrefixMin, " digits of one)"));
 }
 
 std::string RateText(int64_t bytes, absl::Duration time) {
@@ -163,7 +164,9 @@ absl::Status List(const Options& options, std::ostream& out) {
         << "\n";
     return absl::OkStatus();
   }
-  const auto limit = [](int64_t bytes) { return bytes > 0 ? FormatBytes(bytes) : std::string("none"); };
+  const auto limit = [](int64_t bytes) {
+    return bytes > 0 ? FormatBytes(bytes) : std::string("none");
+  };
   out << absl::StrFormat("%s: %s, %.1f MB stored, limit %s\n", store->root().native(),
                          inventory.filesystem, static_cast<double>(inventory.bytes) / 1e6,
                          limit(inventory.policy.max_store_bytes));
@@ -175,9 +178,8 @@ absl::Status List(const Options& options, std::ostream& out) {
                           identity["representation"]["dtype"].get<std::string>());
     }
     out << absl::StrFormat(
-        "%s  %-11s %9.1f MB  %s%s%s  %s\n",
-        entry.key.substr(0, 16), std::string(hwr::EntryStateName(entry.state)),
-        static_cast<double>(entry.bytes) / 1e6,
+        "%s  %-11s %9.1f MB  %s%s%s  %s\n", entry.key.substr(0, 16),
+        std::string(hwr::EntryStateName(entry.state)), static_cast<double>(entry.bytes) / 1e6,
         absl::FormatTime("%Y-%m-%d %H:%M:%S", entry.last_lease, absl::LocalTimeZone()),
         entry.pinned ? "  pinned" : "", entry.leased ? "  leased" : "",
         entry.problem.empty() ? what : entry.problem);
@@ -204,8 +206,8 @@ absl::Status Verify(const Options& options, std::ostream& out) {
     const hwr::LookupResult found =
         store->Verify(key, {.deadline = start + options.wait, .threads = options.threads});
     if (found.lease) {
-      out << key << ": as it was published, "
-          << RateText(found.lease->bytes(), absl::Now() - start) << "\n";
+      out << key << ": as it was published, " << RateText(found.lease->bytes(), absl::Now() - start)
+          << "\n";
     } else {
       out << key << ": " << found.failure.Text() << "\n";
       status.Update(Annotate(found.failure.ToStatus(), key));
@@ -295,7 +297,7 @@ int RunWeightsTool(int argc, const char* const* argv, std::ostream& out, std::os
   prewarm->add_option("--threads", options.threads, "0: as many as there are cores")
       ->check(CLI::Range(0, 1024));
   prewarm->add_flag("--pin", options.pin, "Never evict it");
-  const auto limit = [&](int64_t hwr::StorePolicy::*field) {
+  const auto limit = [&](int64_t hwr::StorePolicy::* field) {
     return [&options, field](int64_t bytes) {
       options.policy.*field = bytes;
       options.has_policy = true;
@@ -311,8 +313,8 @@ int RunWeightsTool(int argc, const char* const* argv, std::ostream& out, std::os
   CLI::App* const list = AddCommand(&app, "list", "What a store holds", &options);
   list->add_flag("--json", options.json, "All of it, as JSON");
 
-  CLI::App* const verify = AddCommand(
-      &app, "verify", "Checks every byte; what is corrupt goes to quarantine", &options);
+  CLI::App* const verify =
+      AddCommand(&app, "verify", "Checks every byte; what is corrupt goes to quarantine", &options);
   verify->add_option("keys", options.keys, "Keys, or their first digits; none: all");
   verify->add_option("--threads", options.threads, "0: as many as there are cores")
       ->check(CLI::Range(0, 1024));

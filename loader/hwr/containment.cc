@@ -19,7 +19,7 @@ constexpr size_t kWhyBytesMax = 1000;
 }  // namespace
 
 std::string StoreImpl::Contain(const std::string& key, const struct stat& info, Reason reason,
-                                 absl::string_view why, absl::Time deadline) {
+                               absl::string_view why, absl::Time deadline) {
   const std::string marker =
       nlohmann::json{{"key", key},
                      {"reason", std::string(ReasonName(reason))},
@@ -39,7 +39,7 @@ std::string StoreImpl::Contain(const std::string& key, const struct stat& info, 
 }
 
 absl::Status StoreImpl::Quarantine(const std::string& key, const struct stat& info, Reason reason,
-                                     absl::Time deadline) {
+                                   absl::Time deadline) {
   ASSIGN_OR_RETURN(const Descriptor lock, TakeLock(kDomainLock, deadline));
   if (IsStill(artifacts.get(), key, info)) {
     const std::string name = absl::StrCat(key, ".", ReasonName(reason), ".", RandomHex(8));

@@ -27,8 +27,8 @@ constexpr size_t kEntryBytesMax = 4096;
 constexpr int64_t kSettledNs = 100'000'000;
 
 json Body(const FileStat& stat, const std::string& digest) {
-  return {{"schema", kSchema},          {"device", stat.device},     {"inode", stat.inode},
-          {"size", stat.size},          {"mtime_ns", stat.mtime_ns}, {"ctime_ns", stat.ctime_ns},
+  return {{"schema", kSchema}, {"device", stat.device},     {"inode", stat.inode},
+          {"size", stat.size}, {"mtime_ns", stat.mtime_ns}, {"ctime_ns", stat.ctime_ns},
           {"content", digest}};
 }
 
@@ -45,8 +45,7 @@ fs::path DigestCache::EntryOf(const fs::path& file) const {
 }
 
 std::optional<std::string> DigestCache::Find(const fs::path& file, const FileStat& stat) const {
-  const int fd =
-      open(EntryOf(file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int fd = open(EntryOf(file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return std::nullopt;
   const absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat info;

@@ -27,9 +27,9 @@ absl::Status StoreImpl::CheckRoom(int64_t bytes, Reason* reason) const {
     const int64_t used = BytesBelow(root_fd.get());
     if (used > policy.max_store_bytes - bytes) {
       *reason = Reason::kStoreLimit;
-      return absl::ResourceExhaustedError(
-          absl::StrCat(bytes, " bytes more than the ", used, " that are stored would be over ",
-                       policy.max_store_bytes));
+      return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes more than the ", used,
+                                                       " that are stored would be over ",
+                                                       policy.max_store_bytes));
     }
   }
   const int64_t free = ops->FreeBytes(root_fd.get());

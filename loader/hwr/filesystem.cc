@@ -13,10 +13,9 @@
 namespace dlo::hwr {
 namespace {
 
-constexpr absl::string_view kDisks[] = {"aufs",     "bcachefs", "btrfs",    "erofs",  "ext2",
-                                        "ext3",     "ext4",     "f2fs",     "fuseblk", "jfs",
-                                        "ntfs3",    "overlay",  "reiserfs", "rootfs", "xfs",
-                                        "zfs"};
+constexpr absl::string_view kDisks[] = {
+    "aufs",    "bcachefs", "btrfs", "erofs",   "ext2",     "ext3",   "ext4", "f2fs",
+    "fuseblk", "jfs",      "ntfs3", "overlay", "reiserfs", "rootfs", "xfs",  "zfs"};
 constexpr absl::string_view kMemories[] = {"tmpfs", "ramfs"};
 
 // A field of the table with its octal escapes undone.
@@ -71,7 +70,8 @@ absl::StatusOr<std::string> FilesystemOf(const std::filesystem::path& path,
   for (const absl::string_view line : absl::StrSplit(mount_table, '\n', absl::SkipEmpty())) {
     // id parent device root MOUNT-POINT options [tags...] - TYPE source options
     const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ');
-    const auto dash = std::find(fields.begin() + std::min<size_t>(fields.size(), 6), fields.end(), "-");
+    const auto dash =
+        std::find(fields.begin() + std::min<size_t>(fields.size(), 6), fields.end(), "-");
     if (dash == fields.end() || dash + 1 == fields.end()) continue;
     const std::string point = Unescape(fields[4]);
     if (IsAbove(point, path.native()) && point.size() >= best) {

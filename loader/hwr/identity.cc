@@ -109,12 +109,14 @@ absl::Status CheckCanonical(const json& value, int depth) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
     return absl::InvalidArgumentError("a number that is not finite");
   }
-  if (value.is_string() && FindInvalidUtf8(value.get_ref<const std::string&>()) != absl::string_view::npos) {
+  if (value.is_string() &&
+      FindInvalidUtf8(value.get_ref<const std::string&>()) != absl::string_view::npos) {
     return absl::InvalidArgumentError("text that is not UTF-8");
   }
   if (value.is_object()) {
     for (const auto& [key, item] : value.items()) {
-      if (FindInvalidUtf8(key) != absl::string_view::npos) return absl::InvalidArgumentError("a key that is not UTF-8");
+      if (FindInvalidUtf8(key) != absl::string_view::npos)
+        return absl::InvalidArgumentError("a key that is not UTF-8");
       RETURN_IF_ERROR(CheckCanonical(item, depth + 1));
     }
   } else if (value.is_array()) {

@@ -47,8 +47,9 @@ struct Identity {
   std::string key;       // their SHA-256: 64 lower-case hexadecimal digits
 };
 
-// INVALID_ARGUMENT: a digest that is not 64 lower-case hexadecimal digits, a word that is empty, too
-// long or not of [A-Za-z0-9._+-], a rank outside its size, an adaptation without its fingerprint.
+// INVALID_ARGUMENT: a digest that is not 64 lower-case hexadecimal digits, a word that is empty,
+// too long or not of [A-Za-z0-9._+-], a rank outside its size, an adaptation without its
+// fingerprint.
 absl::StatusOr<Identity> MakeIdentity(const IdentityInputs& inputs);
 
 // The identity whose canonical bytes these are. INVALID_ARGUMENT for anything else: a missing or an

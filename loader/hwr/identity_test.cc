@@ -116,7 +116,9 @@ TEST(IdentityTest, RefusesInputsThatAreNoIdentity) {
 class ParseIdentityTest : public ::testing::Test {
  protected:
   json Document() { return json::parse(MakeIdentity(Inputs())->document); }
-  static absl::Status Parse(const json& document) { return ParseIdentity(document.dump()).status(); }
+  static absl::Status Parse(const json& document) {
+    return ParseIdentity(document.dump()).status();
+  }
 };
 
 TEST_F(ParseIdentityTest, RefusesAMissingAndAnUnknownKeyInEverySection) {

@@ -53,15 +53,15 @@ absl::Status CheckPart(const ArtifactPart& part, std::set<std::string>* names) {
       return absl::InvalidArgumentError(absl::StrCat("the tensor ", quoted, " comes twice"));
     }
     if (tensor.bytes < 0 || ShapeBytes(tensor) != tensor.bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(quoted, ": ", tensor.bytes, " bytes do not fit ", DTypeName(tensor.dtype),
-                       " ", ShapeText(tensor.shape)));
+      return absl::InvalidArgumentError(absl::StrCat(quoted, ": ", tensor.bytes,
+                                                     " bytes do not fit ", DTypeName(tensor.dtype),
+                                                     " ", ShapeText(tensor.shape)));
     }
     if (tensor.offset < end || tensor.offset > part.bytes ||
         tensor.bytes > part.bytes - tensor.offset) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(quoted, ": ", tensor.bytes, " bytes at ", tensor.offset, " in a part of ",
-                       part.bytes, ", after ", end, " that are taken"));
+      return absl::InvalidArgumentError(absl::StrCat(quoted, ": ", tensor.bytes, " bytes at ",
+                                                     tensor.offset, " in a part of ", part.bytes,
+                                                     ", after ", end, " that are taken"));
     }
     end = tensor.offset + tensor.bytes;
   }

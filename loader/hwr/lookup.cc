@@ -105,15 +105,15 @@ class LookupJob {
     return result;
   }
   LookupResult Miss() {
-    return Failed(LookupStatus::kMiss, {Stage::kLookup, Reason::kMiss, "there is no such artifact"});
+    return Failed(LookupStatus::kMiss,
+                  {Stage::kLookup, Reason::kMiss, "there is no such artifact"});
   }
 
   // Something is wrong with the artifact itself: nobody may use it any more.
   LookupResult Invalid(Reason reason, absl::string_view why) {
     std::string message(why);
     if (!store_.read_only) {
-      absl::StrAppend(&message, "; ",
-                      store_.Contain(key_, info_, reason, why, options_.deadline));
+      absl::StrAppend(&message, "; ", store_.Contain(key_, info_, reason, why, options_.deadline));
     }
     spdlog::error("host weights: the artifact {} is not used: {}", key_, message);
     return Failed(LookupStatus::kInvalid, {Stage::kValidation, reason, std::move(message)});
@@ -180,8 +180,8 @@ class LookupJob {
     const absl::Time start = absl::Now();
     for (size_t c = 0; c < payloads_.size(); ++c) {
       absl::StatusOr<MappedFile> file =
-          MappedFile::Map(payloads_[c].file.get(), store_.root / "artifacts" / key_ /
-                                                       PayloadName(manifest_->layout[c]));
+          MappedFile::Map(payloads_[c].file.get(),
+                          store_.root / "artifacts" / key_ / PayloadName(manifest_->layout[c]));
       if (!file.ok()) return Broken(absl::UnavailableError(file.status().message()));
       files_.push_back(*std::move(file));
     }
@@ -191,12 +191,12 @@ class LookupJob {
 
   absl::Status ReadMetadata() {
     struct stat info;
-    ASSIGN_OR_RETURN(const Descriptor ready, OpenPublished(*store_.ops, folder_.get(),
-                                                           std::string(kReadyName), &info));
+    ASSIGN_OR_RETURN(const Descriptor ready,
+                     OpenPublished(*store_.ops, folder_.get(), std::string(kReadyName), &info));
     ASSIGN_OR_RETURN(const std::string ready_bytes,
                      ReadAll(*store_.ops, ready.get(), kReadyBytesMax));
-    ASSIGN_OR_RETURN(const Descriptor file, OpenPublished(*store_.ops, folder_.get(),
-                                                          std::string(kManifestName), &info));
+    ASSIGN_OR_RETURN(const Descriptor file,
+                     OpenPublished(*store_.ops, folder_.get(), std::string(kManifestName), &info));
     ASSIGN_OR_RETURN(const std::string bytes, ReadAll(*store_.ops, file.get(), kManifestBytesMax));
     ASSIGN_OR_RETURN(Manifest manifest, ParseManifest(bytes));
     RETURN_IF_ERROR(CheckReady(ready_bytes, bytes, manifest));
@@ -292,25 +292,25 @@ class LookupJob {
       std::vector<char> buffer(kReadBytes);
       for (size_t i = next++; i < pieces.size(); i = next++) {
         const Piece& piece = pieces[i];
-        statuses[i] = CheckPart(*store_.ops, payloads_[piece.component].file.get(), piece.offset,
-                                manifest_->layout[piece.component].parts[piece.part].bytes,
-                                piece.extent, manifest_->part_digests[piece.component][piece.part],
-                                &buffer);
+        statuses[i] =
+            CheckPart(*store_.ops, payloads_[piece.component].file.get(), piece.offset,
+                      manifest_->layout[piece.component].parts[piece.part].bytes, piece.extent,
+                      manifest_->part_digests[piece.component][piece.part], &buffer);
       }
     };
     int threads = options_.threads > 0 ? options_.threads
                                        : static_cast<int>(std::thread::hardware_concurrency());
-    threads = std::clamp<int>(threads, 1, std::min<int>(kThreadsMax, static_cast<int>(pieces.size())));
+    threads =
+        std::clamp<int>(threads, 1, std::min<int>(kThreadsMax, static_cast<int>(pieces.size())));
     std::vector<std::thread> helpers;
     for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
     work();
     for (std::thread& helper : helpers) helper.join();
     for (size_t i = 0; i < pieces.size(); ++i) {
       if (statuses[i].ok()) continue;
-      return absl::Status(
-          statuses[i].code(),
-          absl::StrCat(PayloadName(manifest_->layout[pieces[i].component]), ", part ",
-                       pieces[i].part, ": ", statuses[i].message()));
+      return absl::Status(statuses[i].code(),
+                          absl::StrCat(PayloadName(manifest_->layout[pieces[i].component]),
+                                       ", part ", pieces[i].part, ": ", statuses[i].message()));
     }
     return absl::OkStatus();
   }
@@ -318,8 +318,7 @@ class LookupJob {
   LookupResult Hit() {
     nlohmann::json backing = {{"domain", store_.domain_id}, {"files", nlohmann::json::array()}};
     for (const Payload& payload : payloads_) {
-      backing["files"].push_back(
-          {payload.info.st_dev, payload.info.st_ino, payload.info.st_size});
+      backing["files"].push_back({payload.info.st_dev, payload.info.st_ino, payload.info.st_size});
     }
     Lease lease;
     lease.manifest_ = std::move(manifest_);
@@ -351,7 +350,7 @@ class LookupJob {
 };
 
 LookupResult StoreImpl::Lookup(const std::string& key, const std::string* document,
-                                 const LookupOptions& options, bool remember) {
+                               const LookupOptions& options, bool remember) {
   return LookupJob(*this, key, document, options, remember).Run();
 }
 

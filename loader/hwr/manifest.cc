@@ -79,7 +79,9 @@ absl::Status ParseComponent(const json& value, Manifest* manifest) {
 
 }  // namespace
 
-std::string Manifest::ContentDigest() const { return Sha256Of(Dump(LayoutJson(layout, &part_digests))); }
+std::string Manifest::ContentDigest() const {
+  return Sha256Of(Dump(LayoutJson(layout, &part_digests)));
+}
 
 std::string WriteManifest(const Manifest& manifest) {
   return Dump({{"schema", kManifestSchema},

@@ -17,13 +17,13 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 ArtifactLayout Layout() {
-  return {
-      {.name = "transformer",
-       .parts = {{.tensors = {{"proj", DType::kF32, {2, 3}, 0, 24}, {"bias", DType::kBF16, {5}, 256, 10}},
-                  .bytes = 512},
-                 {.tensors = {{"blocks.0.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144},
-                 {.tensors = {{"blocks.1.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144}}},
-      {.name = "vae", .parts = {{.tensors = {{"w", DType::kF32, {4}, 0, 16}}, .bytes = 256}}}};
+  return {{.name = "transformer",
+           .parts = {{.tensors = {{"proj", DType::kF32, {2, 3}, 0, 24},
+                                  {"bias", DType::kBF16, {5}, 256, 10}},
+                      .bytes = 512},
+                     {.tensors = {{"blocks.0.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144},
+                     {.tensors = {{"blocks.1.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144}}},
+          {.name = "vae", .parts = {{.tensors = {{"w", DType::kF32, {4}, 0, 16}}, .bytes = 256}}}};
 }
 
 Manifest Sample() {
@@ -56,7 +56,8 @@ TEST(LayoutTest, RefusesWhatCannotBeLaidOut) {
       {"no name", [](ArtifactLayout& l) { l[0].name = std::string(""); }},
       {"no name", [](ArtifactLayout& l) { l[0].name = std::string(101, 'a'); }},
       {"comes twice", [](ArtifactLayout& l) { l[1].name = std::string("transformer"); }},
-      {"comes twice", [](ArtifactLayout& l) { l[0].parts[2].tensors[0].name = std::string("blocks.0.w"); }},
+      {"comes twice",
+       [](ArtifactLayout& l) { l[0].parts[2].tensors[0].name = std::string("blocks.0.w"); }},
       {"no name", [](ArtifactLayout& l) { l[0].parts[0].tensors[0].name = std::string("\xff"); }},
       {"do not fit", [](ArtifactLayout& l) { l[0].parts[0].tensors[0].bytes = 28; }},
       {"do not fit", [](ArtifactLayout& l) { l[0].parts[0].tensors[0].shape = {-2, -3}; }},

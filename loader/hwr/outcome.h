@@ -157,12 +157,12 @@ absl::string_view PublicationOutcomeName(PublicationOutcome outcome);
 // Apart from the start's own outcome, which it never revises.
 struct PublicationRecord {
   PublicationOutcome outcome = PublicationOutcome::kNotAttempted;
-  Failure failure;         // kBusy, kFailed
+  Failure failure;  // kBusy, kFailed
   std::string key;
-  absl::Duration waited;   // for another builder
-  absl::Duration time;     // in all
-  int64_t bytes = 0;       // written
-  int evicted = 0;         // artifacts that had to make room
+  absl::Duration waited;  // for another builder
+  absl::Duration time;    // in all
+  int64_t bytes = 0;      // written
+  int evicted = 0;        // artifacts that had to make room
 };
 
 // Where the time of a start goes.

@@ -22,7 +22,9 @@
 namespace dlo::hwr {
 namespace {
 
-int64_t Extent(int64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
+int64_t Extent(int64_t bytes) {
+  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
 
 absl::string_view AsText(absl::Span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -120,9 +122,9 @@ class PublishJob {
       return Failure{Stage::kConfiguration, Reason::kInvalidConfig, "the store is open read-only"};
     }
     absl::Status status = CheckLayout(layout_);
-    if (status.ok() && (!ParseIdentity(identity_.document).ok() ||
-                        Sha256Of(identity_.document) != identity_.key ||
-                        !absl::StrContains(identity_.document, LayoutDigest(layout_)))) {
+    if (status.ok() &&
+        (!ParseIdentity(identity_.document).ok() || Sha256Of(identity_.document) != identity_.key ||
+         !absl::StrContains(identity_.document, LayoutDigest(layout_)))) {
       status = absl::InvalidArgumentError("the layout is not the identity's");
     }
     if (status.ok()) return std::nullopt;
@@ -239,8 +241,7 @@ class PublishJob {
       hash.join();
       if (!written.ok()) return WriteFailure(written);
       // So that the flush at the end finds little to do.
-      sync_file_range(file.get(), offset, static_cast<off_t>(extent.size()),
-                      SYNC_FILE_RANGE_WRITE);
+      sync_file_range(file.get(), offset, static_cast<off_t>(extent.size()), SYNC_FILE_RANGE_WRITE);
       offset += static_cast<int64_t>(extent.size());
       record_.bytes += static_cast<int64_t>(extent.size());
     }
@@ -321,7 +322,7 @@ class PublishJob {
 };
 
 PublicationRecord StoreImpl::Publish(const Identity& identity, const ArtifactLayout& layout,
-                                       PartProducer& producer, const PublishOptions& options) {
+                                     PartProducer& producer, const PublishOptions& options) {
   return PublishJob(*this, identity, layout, producer, options).Run();
 }
 

@@ -107,8 +107,7 @@ absl::Status Fingerprint(const FingerprintOptions& options, SourceFile* file) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", file->path.native()));
   }
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file->path.native(), ": not a regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(file->path.native(), ": not a regular file"));
   }
   file->stat = StatOf(info);
 
@@ -151,7 +150,8 @@ absl::Status FingerprintAll(const FingerprintOptions& options, std::vector<Sourc
       statuses[i] = Fingerprint(options, &(*files)[i]);
     }
   };
-  const size_t threads = std::min<size_t>(files->size(), std::clamp(options.threads, 1, kThreadsMax));
+  const size_t threads =
+      std::min<size_t>(files->size(), std::clamp(options.threads, 1, kThreadsMax));
   std::vector<std::thread> helpers;
   for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
   work();
@@ -168,9 +168,9 @@ absl::StatusOr<std::vector<SourceFile>> ListFiles(absl::Span<const SourceFiles> 
       const bool inside = !name.empty() && relative.is_relative() &&
                           relative.lexically_normal() == relative && *relative.begin() != "..";
       if (!inside) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(sources[c].component, ": ", JsonExcerpt(name), " is no file of ",
-                         sources[c].folder.native()));
+        return absl::InvalidArgumentError(absl::StrCat(sources[c].component, ": ",
+                                                       JsonExcerpt(name), " is no file of ",
+                                                       sources[c].folder.native()));
       }
       std::error_code error;
       fs::path path = fs::absolute(sources[c].folder / relative, error);

@@ -98,8 +98,7 @@ TEST(SourceFingerprintTest, TheSameContentHasTheSameDigestFromTheHubAndFromAFold
   fs::create_directories(snapshot);
   fs::create_symlink("../../blobs/" + name, snapshot / "a.safetensors");
   folder.Write("copy/a.safetensors", "content");
-  const SourceFingerprint hub =
-      Fingerprint(snapshot, {"a.safetensors"}, {.from_hub = true});
+  const SourceFingerprint hub = Fingerprint(snapshot, {"a.safetensors"}, {.from_hub = true});
   EXPECT_EQ(hub.bytes_hashed(), 0);
   EXPECT_EQ(hub.digest(), Fingerprint(folder / "copy", {"a.safetensors"}).digest());
 }

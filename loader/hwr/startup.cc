@@ -75,7 +75,8 @@ void Startup::Enter(StartupState to) {
 }
 
 void Startup::Move(StartupState from, StartupState to) {
-  if (state_ != from) Illegal(record_, state_, absl::StrCat("transition to ", StartupStateName(to)));
+  if (state_ != from)
+    Illegal(record_, state_, absl::StrCat("transition to ", StartupStateName(to)));
   Enter(to);
 }
 
@@ -83,8 +84,7 @@ Decision Startup::SkipDirect(absl::string_view why) {
   if (state_ != StartupState::kUnresolved) Illegal(record_, state_, "SkipDirect");
   record_.outcome = Outcome::kDisabled;
   state_ = StartupState::kCanonical;
-  spdlog::debug("host weights {}: not asked for: {}", record_.resolution_id,
-                std::string(why));
+  spdlog::debug("host weights {}: not asked for: {}", record_.resolution_id, std::string(why));
   return Decision::kLoad;
 }
 
@@ -94,10 +94,9 @@ Decision Startup::Decide(const Failure& failure, AttemptResult result, bool surv
                      .reason = failure.reason,
                      .retryable = failure.retryable(),
                      .message = failure.message};
-  const bool committed = state_ == StartupState::kCommitStarted ||
-                         state_ == StartupState::kCarrierOwned ||
-                         state_ == StartupState::kBackendOwned ||
-                         state_ == StartupState::kBackendReady;
+  const bool committed =
+      state_ == StartupState::kCommitStarted || state_ == StartupState::kCarrierOwned ||
+      state_ == StartupState::kBackendOwned || state_ == StartupState::kBackendReady;
   lease_.reset();
   if (settings_.mode == Mode::kPreferred && survives) {
     attempt.next = committed ? NextAction::kFreshCanonicalLoad : NextAction::kCanonicalFallback;
@@ -162,10 +161,9 @@ Decision Startup::Resolve(const Identify& identify) {
   record_.bytes_hashed = identified->bytes_hashed;
 
   const absl::Time start = absl::Now();
-  LookupResult found =
-      store_->Lookup(*identity_, {.validation = settings_.validation,
-                                  .deadline = deadline_,
-                                  .threads = settings_.threads});
+  LookupResult found = store_->Lookup(
+      *identity_,
+      {.validation = settings_.validation, .deadline = deadline_, .threads = settings_.threads});
   record_.phase(Phase::kMap) += found.map_time;
   record_.phase(Phase::kLookup) += absl::Now() - start - found.map_time;
   switch (found.status) {
@@ -198,9 +196,7 @@ const Lease& Startup::lease() const {
   return *lease_;
 }
 
-void Startup::Planned() {
-  Move(StartupState::kLeaseOwnedByLoader, StartupState::kRestorePlanned);
-}
+void Startup::Planned() { Move(StartupState::kLeaseOwnedByLoader, StartupState::kRestorePlanned); }
 
 void Startup::BeginCommit() { Move(StartupState::kRestorePlanned, StartupState::kCommitStarted); }
 
@@ -240,8 +236,8 @@ Decision Startup::Fail(Reason reason, const absl::Status& status) {
 }
 
 bool Startup::may_publish() const {
-  return state_ == StartupState::kCanonical && publishable_ &&
-         settings_.mode == Mode::kPreferred && store_ != nullptr;
+  return state_ == StartupState::kCanonical && publishable_ && settings_.mode == Mode::kPreferred &&
+         store_ != nullptr;
 }
 
 const PublicationRecord& Startup::Publish(const ArtifactLayout& layout, PartProducer& producer) {

@@ -71,7 +71,7 @@ enum class Decision : uint8_t {
 struct StartupSettings {
   Mode mode = Mode::kDisabled;
   Validation validation = Validation::kMetadata;
-  StoreOptions store;  // root, policy; its wait is this one's
+  StoreOptions store;                        // root, policy; its wait is this one's
   absl::Duration wait = absl::Seconds(600);  // for locks: of the look-up, and again of publishing
   int threads = 0;
 };
@@ -84,8 +84,8 @@ class Startup {
   Startup(const Startup&) = delete;
   Startup& operator=(const Startup&) = delete;
 
-  // UNRESOLVED: mode disabled, or nothing that the runtime is for (`why`). Touches nothing: -> kLoad
-  // with Outcome::kDisabled, no attempt.
+  // UNRESOLVED: mode disabled, or nothing that the runtime is for (`why`). Touches nothing: kLoad,
+  // with Outcome::kDisabled and no attempt.
   Decision SkipDirect(absl::string_view why);
 
   // UNRESOLVED: the model or its settings cannot have an artifact. preferred: kLoad, required:
@@ -107,11 +107,11 @@ class Startup {
   // After kRestore.
   const Lease& lease() const;
 
-  void Planned();       // LEASE_OWNED_BY_LOADER -> RESTORE_PLANNED
-  void BeginCommit();   // RESTORE_PLANNED -> COMMIT_STARTED; before the first change
+  void Planned();            // LEASE_OWNED_BY_LOADER -> RESTORE_PLANNED
+  void BeginCommit();        // RESTORE_PLANNED -> COMMIT_STARTED; before the first change
   LeaseCarrier Committed();  // COMMIT_STARTED -> CARRIER_OWNED
-  void BackendOwns();   // CARRIER_OWNED -> BACKEND_OWNED; the backend took the lease
-  void BackendReady();  // BACKEND_OWNED -> BACKEND_READY
+  void BackendOwns();        // CARRIER_OWNED -> BACKEND_OWNED; the backend took the lease
+  void BackendReady();       // BACKEND_OWNED -> BACKEND_READY
   // BACKEND_READY, or canonical -> IN_SERVICE. Decides the outcome for good.
   void InService();
 

@@ -31,9 +31,7 @@ class StartupTest : public ::testing::Test {
 
   fs::path root() const { return folder_ / "store"; }
   StartupSettings Settings(Mode mode) {
-    return {.mode = mode,
-            .store = {.root = root(), .file_ops = &ops_},
-            .wait = absl::Seconds(20)};
+    return {.mode = mode, .store = {.root = root(), .file_ops = &ops_}, .wait = absl::Seconds(20)};
   }
   Startup::Identify Identify() {
     return [this](const fs::path&) -> absl::StatusOr<Startup::Identified> {

@@ -100,8 +100,8 @@ std::optional<Failure> ReadDocuments(FileOps& ops, int root, Domain* domain, Sto
 // The first process writes both; one that died between the two left the second to the next.
 std::optional<Failure> WriteMissingDocuments(FileOps& ops, int root, const Domain& domain,
                                              const StorePolicy& policy) {
-  for (const auto& [name, bytes] : {std::pair(kDomainName, WriteDomain(domain)),
-                                    std::pair(kPolicyName, WritePolicy(policy))}) {
+  for (const auto& [name, bytes] :
+       {std::pair(kDomainName, WriteDomain(domain)), std::pair(kPolicyName, WritePolicy(policy))}) {
     if (Exists(root, name)) continue;
     const absl::Status status = Replace(ops, root, name, bytes);
     if (!status.ok()) return OpenFailure(status, Reason::kDomainUnavailable);
@@ -162,8 +162,8 @@ Store::OpenResult StoreImpl::Open(const StoreOptions& options) {
     return failure;
   };
 
-  const absl::StatusOr<std::string> type = FilesystemOf(
-      impl->root, options.mount_table ? options.mount_table() : ReadMountTable());
+  const absl::StatusOr<std::string> type =
+      FilesystemOf(impl->root, options.mount_table ? options.mount_table() : ReadMountTable());
   if (!type.ok() || ClassOf(*type) == StorageClass::kRefused) {
     return at_root({Stage::kDomain, Reason::kFilesystemRefused,
                     type.ok() ? absl::StrCat("a store cannot be on ", *type,
@@ -212,16 +212,14 @@ Store::OpenResult StoreImpl::Open(const StoreOptions& options) {
 
   Domain domain;
   if (!options.read_only) {
-    const absl::StatusOr<Descriptor> lock =
-        impl->TakeLock(kDomainLock, absl::Now() + options.wait);
+    const absl::StatusOr<Descriptor> lock = impl->TakeLock(kDomainLock, absl::Now() + options.wait);
     if (!lock.ok()) return at_root(OpenFailure(lock.status(), Reason::kNotPrivate));
     std::optional<Failure> failure = WriteMissingDocuments(
         ops, root, {.id = RandomHex(16), .storage_class = storage, .filesystem = *type},
         options.policy.value_or(StorePolicy()));
     if (!failure) failure = ReadDocuments(ops, root, &domain, &impl->policy);
     if (failure) return at_root(*std::move(failure));
-  } else if (std::optional<Failure> failure =
-                 ReadDocuments(ops, root, &domain, &impl->policy)) {
+  } else if (std::optional<Failure> failure = ReadDocuments(ops, root, &domain, &impl->policy)) {
     return at_root(*std::move(failure));
   }
   if (domain.storage_class != storage || domain.filesystem != *type) {
@@ -275,8 +273,9 @@ absl::StatusOr<StoreInventory> StoreImpl::Inventory() const {
       entry.leased = !TryLock(opened->get(), LockKind::kExclusive);
       absl::StatusOr<std::string> bytes = [&]() -> absl::StatusOr<std::string> {
         struct stat file_info;
-        ASSIGN_OR_RETURN(const Descriptor file,
-                         OpenPublished(*ops, opened->get(), std::string(kManifestName), &file_info));
+        ASSIGN_OR_RETURN(
+            const Descriptor file,
+            OpenPublished(*ops, opened->get(), std::string(kManifestName), &file_info));
         return ReadAll(*ops, file.get(), kManifestBytesMax);
       }();
       const absl::StatusOr<Manifest> manifest =

@@ -56,7 +56,8 @@ struct StoreOptions {
   std::filesystem::path root;  // created with mode 0700; its parent must be there
   // nullopt: that of the store as it is; of a new one, no limits.
   std::optional<StorePolicy> policy;
-  // Only look: nothing is created or changed, no lock is waited for. Reason::kNotFound without a store.
+  // Only look: nothing is created or changed, no lock is waited for. Reason::kNotFound without a
+  // store.
   bool read_only = false;
   absl::Duration wait = absl::Seconds(600);  // for the lock of a store that is being made
 
@@ -114,7 +115,7 @@ struct StoreEntry {
   int64_t bytes = 0;
   absl::Time last_lease;  // when the newest began or ended; of a new one, its publication
   bool pinned = false;
-  bool leased = false;  // at this moment
+  bool leased = false;   // at this moment
   std::string identity;  // document; empty: unreadable
   std::string problem;   // of metadata that does not pass
 };

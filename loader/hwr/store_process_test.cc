@@ -99,8 +99,8 @@ TEST_F(StoreProcessTest, BuildersOfDifferentKeysKeepTheLimitTogether) {
       producer.on_produce = [&](int, int) {
         if (store->Inventory()->bytes > policy.max_store_bytes) result = 2;
       };
-      const PublicationRecord record = store->Publish(SmallIdentity(absl::StrCat(i)),
-                                                      SmallLayout(), producer, {.deadline = Soon()});
+      const PublicationRecord record = store->Publish(SmallIdentity(absl::StrCat(i)), SmallLayout(),
+                                                      producer, {.deadline = Soon()});
       return record.outcome == PublicationOutcome::kPublished ? result : 1;
     }));
   }
@@ -129,10 +129,11 @@ TEST_F(StoreProcessTest, AChildOfForkDoesNotFreeItsParentsLocksWhenItEnds) {
     Child child([] { return 0; });
     child.Wait();
     SmallProducer second;
-    EXPECT_EQ(Open()
-                  ->Publish(SmallIdentity("third"), SmallLayout(), second, {.deadline = absl::Now()})
-                  .failure.reason,
-              Reason::kActiveBuild);
+    EXPECT_EQ(
+        Open()
+            ->Publish(SmallIdentity("third"), SmallLayout(), second, {.deadline = absl::Now()})
+            .failure.reason,
+        Reason::kActiveBuild);
   };
   EXPECT_EQ(store->Publish(SmallIdentity("second"), SmallLayout(), producer, {}).outcome,
             PublicationOutcome::kPublished);
@@ -195,8 +196,8 @@ TEST_F(StoreProcessTest, AStoppedProcessDelaysOthersNoLongerThanTheyWait) {
   });
   ASSERT_EQ(ready.Receive(), "building");
   SmallProducer producer;
-  const PublicationRecord record = store->Publish(SmallIdentity("other"), SmallLayout(), producer,
-                                                  {.deadline = Soon(200)});
+  const PublicationRecord record =
+      store->Publish(SmallIdentity("other"), SmallLayout(), producer, {.deadline = Soon(200)});
   EXPECT_EQ(record.failure.reason, Reason::kActiveBuild);
   EXPECT_TRUE(record.failure.retryable());
   EXPECT_GE(record.waited, absl::Milliseconds(150));

@@ -501,7 +501,7 @@ TEST_F(StoreTest, APolicyThatDiffersByOneNumberIsRefusedAndNothingChanges) {
   options.policy = policy;
   ASSERT_NE(OpenStore(options), nullptr);
   const auto before = Snapshot(root());
-  for (int64_t StorePolicy::*field :
+  for (int64_t StorePolicy::* field :
        {&StorePolicy::max_store_bytes, &StorePolicy::max_artifact_bytes,
         &StorePolicy::min_free_bytes}) {
     options.policy = policy;
@@ -518,8 +518,8 @@ TEST_F(StoreTest, APolicyThatDiffersByOneNumberIsRefusedAndNothingChanges) {
 }
 
 std::string MountTable(const std::string& type, const std::string& at = "/") {
-  return "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n30 22 0:40 / " + at +
-         " rw - " + type + " source rw\n";
+  return "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n30 22 0:40 / " + at + " rw - " +
+         type + " source rw\n";
 }
 
 TEST_F(StoreTest, AFilesystemThatIsNotLocalIsRefusedBeforeAnythingIsMade) {
@@ -653,8 +653,7 @@ class StoreRoomTest : public StoreTest {
     const auto store = OpenStore({.root = other / "store"});
     Publish(*store, identity_);
     int64_t bytes = 0;
-    for (const auto& entry :
-         fs::directory_iterator(other / ("store/artifacts/" + identity_.key))) {
+    for (const auto& entry : fs::directory_iterator(other / ("store/artifacts/" + identity_.key))) {
       bytes += static_cast<int64_t>(entry.file_size());
     }
     return bytes;

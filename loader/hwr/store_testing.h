@@ -54,7 +54,8 @@ class SmallProducer : public PartProducer {
   explicit SmallProducer(uint8_t seed = 1) : seed_(seed) {}
 
   static std::byte At(uint8_t seed, int component, int part, int64_t offset) {
-    return static_cast<std::byte>(seed * 31 + component * 17 + part * 7 + offset * 13 + offset / 256);
+    return static_cast<std::byte>(seed * 31 + component * 17 + part * 7 + offset * 13 +
+                                  offset / 256);
   }
 
   absl::Status Produce(int component, int part, absl::Span<std::byte> to) override {
@@ -241,9 +242,8 @@ class FaultyFileOps : public FileOps {
     return Do<int>("fsync", "", [&] { return FileOps::Fsync(fd); });
   }
   int RenameAt(int from_folder, const char* from, int to_folder, const char* to) override {
-    return Do<int>("rename", from, [&] {
-      return FileOps::RenameAt(from_folder, from, to_folder, to);
-    });
+    return Do<int>("rename", from,
+                   [&] { return FileOps::RenameAt(from_folder, from, to_folder, to); });
   }
   int UnlinkAt(int folder, const char* name, int flags) override {
     return Do<int>("unlink", name, [&] { return FileOps::UnlinkAt(folder, name, flags); });
