@@ -15,7 +15,8 @@ struct StatusOptions {
   absl::Duration wait;  // how long to wait for SERVING, and for a server to listen at all
 };
 
-// Prints SERVING or NOT_SERVING to console.out, then a few lines for each rank; OK exactly for SERVING. FAILED_PRECONDITION:
+// Prints SERVING or NOT_SERVING to console.out, then a few lines for each rank; OK exactly for
+// SERVING. FAILED_PRECONDITION:
 // NOT_SERVING (still, after the wait); UNAVAILABLE: nobody answers; CANCELLED: interrupted.
 absl::Status CheckServing(const StatusOptions& options, const Console& console,
                           Interrupt& interrupt);

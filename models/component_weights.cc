@@ -176,8 +176,8 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Map(FinalParts parts,
     const int64_t bytes = layouts[i].total_bytes();
     const auto file_bytes = static_cast<int64_t>(parts.file->bytes().size());
     if (parts.offsets[i] < 0 || parts.offsets[i] > file_bytes - bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("part ", i, " reaches beyond ",
-                                                     parts.file->path().native()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, " reaches beyond ", parts.file->path().native()));
     }
     all.push_back({.source = parts.file->bytes().data() + parts.offsets[i],
                    .bytes = bytes,
@@ -219,9 +219,7 @@ absl::Status ComponentWeights::CopyPart(int64_t part, std::byte* to) const {
     return absl::FailedPreconditionError("this process has only a shard of each block");
   }
   int64_t end = 0;
-  const auto clear_until = [&](int64_t offset) {
-    std::memset(to + end, 0, offset - end);
-  };
+  const auto clear_until = [&](int64_t offset) { std::memset(to + end, 0, offset - end); };
   if (source.host == nullptr) RETURN_IF_ERROR(PackPieces(to, source.pieces));
   for (const BlockLayout::Tensor& tensor : source.layout.tensors()) {
     clear_until(tensor.offset);

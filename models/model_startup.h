@@ -47,7 +47,8 @@ struct HostWeightStoreOptions {
 struct HostBacking {
   std::string component;
   std::string backing;  // "artifact", "checkpoint" (its blocks), "memory", "device"
-  std::string reason;   // why not in the checkpoint's pages: a PlanRefusalName; empty: none is needed
+  std::string
+      reason;  // why not in the checkpoint's pages: a PlanRefusalName; empty: none is needed
   std::string message;  // the same for people
 };
 
@@ -69,8 +70,8 @@ class ModelBuilder {
   // Reads from the checkpoint. With `may_map` blocks may stay in its pages; without it all weights
   // are in private memory, from where CopyPart can give them.
   virtual absl::Status Load(bool may_map) = 0;
-  // Makes the model ready for requests. After Restore `lease`, which the bytes are mapped by, is the
-  // builder's, to be let go last of all.
+  // Makes the model ready for requests. After Restore `lease`, by which the bytes are mapped, is
+  // the builder's, to be let go last of all.
   virtual absl::Status Enable(std::shared_ptr<const hwr::Lease> lease) = 0;
   virtual void Discard() = 0;
 

@@ -78,8 +78,7 @@ TEST(FrontendTest, StreamsStatesStepsAndTheVideoInOrder) {
 TEST(FrontendTest, StatusTellsOfEachRankWhetherItIsReadyAndHowItsLoadWent) {
   FrontendHarness harness({"--startup-record"});
   harness.options().domains = IndependentReplicas(2);
-  harness.options().supervisor.worker_arguments.push_back("--load-hold=" +
-                                                          harness.Path("load.%r"));
+  harness.options().supervisor.worker_arguments.push_back("--load-hold=" + harness.Path("load.%r"));
   const auto status = [&harness] {
     const auto stub = v1::VideoGeneration::NewStub(harness.channel());
     grpc::ClientContext context;

@@ -6,8 +6,8 @@
 //
 // Runs on gRPC's callback threads; nothing blocks one. Progress events of a client that reads
 // slowly are merged, so a call holds a bounded number of events and, of a video, one chunk; the
-// rest of it waits on the disk. `forecaster`, `jobs` and `board` outlive the server that the service is
-// registered with.
+// rest of it waits on the disk. `forecaster`, `jobs` and `board` outlive the server that the
+// service is registered with.
 #pragma once
 
 #include <memory>

@@ -259,8 +259,8 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
       Words(hwr::Stage::kConfiguration, hwr::Stage::kCanonicalLoad, hwr::StageName);
   stages.emplace_back(kOther);
   for (const std::string& stage : stages) {
-    for (const std::string& result : Words(hwr::AttemptResult::kHit, hwr::AttemptResult::kSkipped,
-                                           hwr::AttemptResultName)) {
+    for (const std::string& result :
+         Words(hwr::AttemptResult::kHit, hwr::AttemptResult::kSkipped, hwr::AttemptResultName)) {
       startup_attempts_[{stage, result}] = &attempts.Add({{"stage", stage}, {"result", result}});
     }
   }

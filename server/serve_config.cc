@@ -20,8 +20,8 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/topology.h"
-#include "loader/model_path.h"
 #include "loader/hwr/store.h"
+#include "loader/model_path.h"
 #include "models/host_weight_identity.h"
 #include "models/model_files.h"
 #include "proto/build_id.h"
@@ -148,7 +148,8 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .type = ConfigType::kPath,
        .flag = "--host-weights-root",
        .fallback = "",
-       .help = "folder of that store, on a disk of the host, for one user; made if it is not there"},
+       .help =
+           "folder of that store, on a disk of the host, for one user; made if it is not there"},
       {.key = "host_weights.validation",
        .flag = "--host-weights-validation",
        .fallback = "metadata",

@@ -125,8 +125,8 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
     const InstallLayout& layout);
 
 // Checks what `config` names without loading any weights: the model repository's configurations,
-// its tokenizer, and the headers of every weight file against the tensors that the model needs; with
-// a store of host weights in use also whether it has the model's artifact, for which weight files
+// its tokenizer, and the headers of every weight file against the tensors that the model needs;
+// with a store of host weights in use also whether it has the model's artifact, for which files
 // whose digests are not known yet are read. Tells `out` what it looked at. The first error ends it.
 absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out);
 

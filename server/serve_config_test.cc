@@ -537,11 +537,11 @@ TEST_F(CheckTest, WhatAStartWouldDoWithTheStoreIsShown) {
 
   config_.offload.transfer = WeightTransfer::kRankLocal;
   EXPECT_EQ(Check(), absl::OkStatus());
-  EXPECT_THAT(out_.str(),
-              AllOf(HasSubstr("host weights: mode preferred, store " +
-                              config_.host_weights.root.string()),
-                    HasSubstr("a start loads the checkpoint and stores an artifact"),
-                    HasSubstr("host weights of transformer: blocks in private memory (canonical)")));
+  EXPECT_THAT(
+      out_.str(),
+      AllOf(HasSubstr("host weights: mode preferred, store " + config_.host_weights.root.string()),
+            HasSubstr("a start loads the checkpoint and stores an artifact"),
+            HasSubstr("host weights of transformer: blocks in private memory (canonical)")));
   EXPECT_FALSE(std::filesystem::exists(config_.host_weights.root));
   config_.host_weights.mode = hwr::Mode::kRequired;
   EXPECT_FALSE(Check().ok());

@@ -86,18 +86,18 @@ void LogStartup(const StartupReport& report) {
   std::vector<std::string> phases;
   for (int i = 0; i < hwr::kNumPhases; ++i) {
     if (record.phases[i] == absl::ZeroDuration()) continue;
-    phases.push_back(absl::StrCat(hwr::PhaseName(static_cast<Phase>(i)), " ",
-                                  Seconds(record.phases[i])));
+    phases.push_back(
+        absl::StrCat(hwr::PhaseName(static_cast<Phase>(i)), " ", Seconds(record.phases[i])));
   }
-  std::string line = absl::StrCat(
-      hwr::OutcomeName(record.outcome), " (", hwr::ModeName(record.mode), ") in ",
-      Seconds(report.time), phases.empty() ? "" : ": ", absl::StrJoin(phases, ", "), "; ",
-      Megabytes(record.bytes_read), " read, ", Megabytes(record.bytes_mapped), " mapped, ",
-      Megabytes(record.bytes_pinned), " in buffers");
+  std::string line =
+      absl::StrCat(hwr::OutcomeName(record.outcome), " (", hwr::ModeName(record.mode), ") in ",
+                   Seconds(report.time), phases.empty() ? "" : ": ", absl::StrJoin(phases, ", "),
+                   "; ", Megabytes(record.bytes_read), " read, ", Megabytes(record.bytes_mapped),
+                   " mapped, ", Megabytes(record.bytes_pinned), " in buffers");
   if (!record.key.empty()) absl::StrAppend(&line, "; artifact ", record.key.substr(0, 12));
   if (record.publication.outcome != hwr::PublicationOutcome::kNotAttempted) {
-    absl::StrAppend(&line, "; publication: ",
-                    hwr::PublicationOutcomeName(record.publication.outcome));
+    absl::StrAppend(&line,
+                    "; publication: ", hwr::PublicationOutcomeName(record.publication.outcome));
     if (record.publication.outcome == hwr::PublicationOutcome::kFailed) {
       absl::StrAppend(&line, ", ", record.publication.failure.Text());
     }

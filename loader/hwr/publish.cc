@@ -61,8 +61,9 @@ class PublishJob {
       const bool busy = failure->reason == Reason::kActiveBuild;
       record_.outcome = busy ? PublicationOutcome::kBusy : PublicationOutcome::kFailed;
       record_.failure = *std::move(failure);
-      spdlog::log(busy ? spdlog::level::info : spdlog::level::warn, "host weights: the artifact {} was not published: {}", identity_.key,
-                   record_.failure.Text());
+      spdlog::log(busy ? spdlog::level::info : spdlog::level::warn,
+                  "host weights: the artifact {} was not published: {}", identity_.key,
+                  record_.failure.Text());
     }
     record_.time = absl::Now() - start;
     if (record_.outcome == PublicationOutcome::kPublished) {
@@ -82,7 +83,7 @@ class PublishJob {
     if (record_.outcome == PublicationOutcome::kAlreadyPresent) return std::nullopt;
 
     const absl::Time wait_start = absl::Now();
-    const absl::StatusOr<Descriptor> build = 
+    const absl::StatusOr<Descriptor> build =
         store_.TakeLock(kBuildLock, std::min(options_.deadline, options_.builder_deadline));
     record_.waited = absl::Now() - wait_start;
     if (absl::IsDeadlineExceeded(build.status())) {

@@ -244,11 +244,10 @@ const PublicationRecord& Startup::Publish(const ArtifactLayout& layout, PartProd
   if (!may_publish()) Illegal(record_, state_, "Publish");
   publishable_ = false;  // once
   const PhaseTimer timer(record_, Phase::kPublish);
-  record_.publication =
-      store_->Publish(*identity_, layout, producer,
-                      {.deadline = absl::Now() + settings_.wait,
-                       .builder_deadline = absl::InfinitePast(),
-                       .threads = settings_.threads});
+  record_.publication = store_->Publish(*identity_, layout, producer,
+                                        {.deadline = absl::Now() + settings_.wait,
+                                         .builder_deadline = absl::InfinitePast(),
+                                         .threads = settings_.threads});
   return record_.publication;
 }
 

@@ -518,9 +518,8 @@ class WanBuilder : public ModelBuilder {
     OffloadPlan plan = WanOffloadPlan(config, options.dtype);
     RETURN_IF_ERROR(CheckOffloadPlan(plan, WanComponentNames(config)));
     ASSIGN_OR_RETURN(const int64_t resident_blocks, ResidentBlocks(options, config, plan));
-    return std::unique_ptr<WanBuilder>(
-        new WanBuilder(options, std::move(config), kind, std::move(tokenizer), std::move(plan),
-                       resident_blocks));
+    return std::unique_ptr<WanBuilder>(new WanBuilder(
+        options, std::move(config), kind, std::move(tokenizer), std::move(plan), resident_blocks));
   }
 
   absl::Status Restore(const hwr::Lease& lease) override {
@@ -665,8 +664,8 @@ class WanBuilder : public ModelBuilder {
                        LoadComponent(component, sources_[i], *device_, options_.threads,
                                      Placement(component), planned, &read_bytes_));
       weights_.emplace(component.name, std::move(loaded));
-      HostBacking& backing = backings_.emplace_back(HostBacking{
-          .component = component.name, .backing = streams() ? "memory" : "device"});
+      HostBacking& backing = backings_.emplace_back(
+          HostBacking{.component = component.name, .backing = streams() ? "memory" : "device"});
       if (planned == nullptr) continue;
       if (planned->mapped()) {
         backing.backing = "checkpoint";

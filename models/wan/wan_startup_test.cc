@@ -320,9 +320,9 @@ TEST_F(WanStartup, StatesAreEnteredInTheOrderOfTheTransaction) {
   PipelineOptions options = Options(Mode::kRequired);
   options.on_startup_state = [&](absl::string_view state) { states.emplace_back(state); };
   ASSERT_TRUE(Start(options).status.ok());
-  EXPECT_THAT(states, testing::ElementsAre("LEASE_OWNED_BY_LOADER", "RESTORE_PLANNED",
-                                           "COMMIT_STARTED", "CARRIER_OWNED", "BACKEND_OWNED",
-                                           "BACKEND_READY"));
+  EXPECT_THAT(states,
+              testing::ElementsAre("LEASE_OWNED_BY_LOADER", "RESTORE_PLANNED", "COMMIT_STARTED",
+                                   "CARRIER_OWNED", "BACKEND_OWNED", "BACKEND_READY"));
 }
 
 // ---- The store is left alone ----
@@ -580,10 +580,10 @@ TEST_F(WanStartup, TheLeaseIsLetGoWhenNothingCanReadItsBytesAnyMore) {
     return *std::move(weights);
   };
   using Kind = WeightPlacement::Kind;
-  ComponentWeights text = load(
-      "text_encoder", Umt5DeviceSpecs(config->text_encoder, DType::kBF16), Kind::kStreamed);
-  ComponentWeights transformer = load(
-      "transformer", WanTransformerSpecs(config->transformer, DType::kBF16), Kind::kStreamed);
+  ComponentWeights text =
+      load("text_encoder", Umt5DeviceSpecs(config->text_encoder, DType::kBF16), Kind::kStreamed);
+  ComponentWeights transformer =
+      load("transformer", WanTransformerSpecs(config->transformer, DType::kBF16), Kind::kStreamed);
   ComponentWeights vae = load("vae", WanVaeSpecs(config->vae, false), Kind::kStaged);
   auto streamer = BlockStreamer::Create(*device, {text.host_blocks(), transformer.host_blocks()},
                                         {.slots = 2}, nullptr);

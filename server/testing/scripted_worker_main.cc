@@ -154,16 +154,16 @@ int main(int argc, char** argv) {
     while (true) pause();
   }
   using Loaded = absl::StatusOr<dlo::LoadedPipeline>;
-  return dlo::RunWorker(options, [&](dlo::FlightRecorder* recorder,
-                                     dlo::StartupReport* report) -> Loaded {
-    report->record = startup;
-    report->components = {{.component = "transformer", .backing = "memory"}};
-    load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
-    if (load_signal != 0) raise(load_signal);
-    while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
-      absl::SleepFor(absl::Milliseconds(2));
-    }
-    if (!load_error.empty()) return absl::NotFoundError(load_error);
-    return dlo::LoadedPipeline{dlo::NewScriptedPipeline(recorder)};
-  });
+  return dlo::RunWorker(
+      options, [&](dlo::FlightRecorder* recorder, dlo::StartupReport* report) -> Loaded {
+        report->record = startup;
+        report->components = {{.component = "transformer", .backing = "memory"}};
+        load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
+        if (load_signal != 0) raise(load_signal);
+        while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
+          absl::SleepFor(absl::Milliseconds(2));
+        }
+        if (!load_error.empty()) return absl::NotFoundError(load_error);
+        return dlo::LoadedPipeline{dlo::NewScriptedPipeline(recorder)};
+      });
 }

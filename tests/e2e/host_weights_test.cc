@@ -20,10 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "dlo/v1/video_generation.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "dlo/v1/video_generation.grpc.pb.h"
 #include "loader/test_folder.h"
 #include "tests/e2e/child_process.h"
 
@@ -123,11 +123,10 @@ class HostWeightsTest : public testing::Test {
   std::set<std::string> Videos() {
     std::vector<std::unique_ptr<ChildProcess>> clients;
     for (int i = 0; i < kRanks; ++i) {
-      clients.push_back(*ChildProcess::Start({Binary("dlo-client"), "generate", "--endpoint",
-                                              endpoint_, "--prompt", "a star", "--seed", "1",
-                                              "--width", "64", "--height", "64", "--frames", "5",
-                                              "--steps", "2", "--quiet", "--output",
-                                              Video(i).native()}));
+      clients.push_back(*ChildProcess::Start(
+          {Binary("dlo-client"), "generate", "--endpoint", endpoint_, "--prompt", "a star",
+           "--seed", "1", "--width", "64", "--height", "64", "--frames", "5", "--steps", "2",
+           "--quiet", "--output", Video(i).native()}));
     }
     std::set<std::string> videos;
     for (int i = 0; i < kRanks; ++i) {
@@ -256,8 +255,8 @@ TEST_F(HostWeightsTest, CheckSaysWhatAStartWouldDo) {
     const auto code = (*serve)->Wait(kTimeout);
     return absl::StrCat(code.ok() ? *code : -1, " ", (*serve)->output());
   };
-  EXPECT_THAT(check("preferred"), testing::AllOf(testing::StartsWith("0 "),
-                                                 HasSubstr("a start loads the checkpoint")));
+  EXPECT_THAT(check("preferred"),
+              testing::AllOf(testing::StartsWith("0 "), HasSubstr("a start loads the checkpoint")));
   EXPECT_THAT(check("required"), testing::StartsWith("1 "));
   Start("preferred");
   Stop();
