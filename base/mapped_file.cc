@@ -29,6 +29,17 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path.native()));
   const absl::Cleanup close_fd = [fd] { close(fd); };
+  return MapChecked(fd, path);
+}
+
+absl::StatusOr<MappedFile> MappedFile::Map(int fd, const std::filesystem::path& path) {
+  ASSIGN_OR_RETURN(MappedFile file, MapChecked(fd, path));
+  file.fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (file.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path.native()));
+  return file;
+}
+
+absl::StatusOr<MappedFile> MappedFile::MapChecked(int fd, const std::filesystem::path& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", path.native()));
@@ -56,17 +67,19 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(bytes_, other.bytes_);
   std::swap(identity_, other.identity_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  if (fd_ >= 0) close(fd_);
 }
 
 absl::Status MappedFile::CheckUnchanged() const {
   if (bytes_.empty()) return absl::OkStatus();
   struct stat info;
-  if (stat(path_.c_str(), &info) != 0) {
+  if ((fd_ >= 0 ? fstat(fd_, &info) : stat(path_.c_str(), &info)) != 0) {
     return absl::DataLossError(absl::StrCat(
         path_.native(), " cannot be found any more since it was opened: ", std::strerror(errno)));
   }

@@ -29,6 +29,9 @@ namespace dlo {
 class MappedFile {
  public:
   static absl::StatusOr<MappedFile> Open(const std::filesystem::path& path);
+  // Maps an open file, whose descriptor it keeps a copy of: the file may be renamed or unlinked
+  // later and still is the one that was mapped. `path` is for messages.
+  static absl::StatusOr<MappedFile> Map(int fd, const std::filesystem::path& path);
 
   MappedFile() = default;  // maps nothing
   MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
@@ -38,8 +41,8 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   absl::Span<const std::byte> bytes() const { return bytes_; }
 
-  // DATA_LOSS, saying what happened, unless the path leads to the same file (device and inode) with
-  // the size and modification time of when it was mapped. Bytes copied out before a call that
+  // DATA_LOSS, saying what happened, unless the path (of Map: the descriptor) leads to the same file
+  // (device and inode) with the size and modification time of when it was mapped. Bytes copied out before a call that
   // returns OK are those of the file that was mapped. One system call; allocates nothing if OK.
   absl::Status CheckUnchanged() const;
 
@@ -60,10 +63,12 @@ class MappedFile {
     int64_t mtime_ns = 0;
   };
   static Identity IdentityOf(const struct ::stat& info);
+  static absl::StatusOr<MappedFile> MapChecked(int fd, const std::filesystem::path& path);
 
   std::filesystem::path path_;
   absl::Span<const std::byte> bytes_;
   Identity identity_;
+  int fd_ = -1;  // of Map
 };
 
 }  // namespace dlo

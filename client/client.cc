@@ -242,7 +242,9 @@ int RunClient(int argc, const char* const* argv, const Console& console, Interru
                        "Also the timeline of a job that was submitted with --trace");
   AddJob(add("cancel", "Cancels a job and prints its state", CancelJob, &job), &job);
   AddJob(add("delete", "Removes a job and its result", DeleteJob, &job), &job);
-  AddStatus(add("status", "Prints SERVING or NOT_SERVING", CheckServing, &status), &status);
+  AddStatus(add("status", "Prints SERVING or NOT_SERVING, and what each rank is doing",
+                CheckServing, &status),
+            &status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

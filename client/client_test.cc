@@ -68,7 +68,14 @@ class FakeService : public v1::VideoGeneration::Service {
     writer->Write(chunk);
     return grpc::Status::OK;
   }
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                         v1::ServerStatus* response) override {
+    if (status.ranks().empty()) return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "");
+    *response = status;
+    return grpc::Status::OK;
+  }
   Handler handler;
+  v1::ServerStatus status;  // without ranks: that of a server without GetStatus
 };
 
 void SendJob(Writer* writer, v1::JobState state) {
@@ -562,6 +569,43 @@ TEST_F(ClientTest, StatusOfAServerThatIsNotReady) {
   const Ran waited = Run({"status", "--endpoint", endpoint_, "--wait", "500ms"});
   EXPECT_EQ(waited.code, 1);
   EXPECT_EQ(waited.out, "NOT_SERVING\n");
+}
+
+TEST_F(ClientTest, StatusTellsWhatEachRankIsDoingAndWhereItsWeightsCameFrom) {
+  v1::RankStatus& first = *service_.status.add_ranks();
+  first.set_ready(true);
+  v1::StartupRecord& startup = *first.mutable_startup();
+  startup.set_mode("preferred");
+  startup.set_outcome("canonical-fallback");
+  startup.mutable_duration()->set_seconds(12);
+  startup.set_read_bytes(5'700'000'000);
+  v1::StartupAttempt& attempt = *startup.add_attempts();
+  attempt.set_stage("lookup");
+  attempt.set_result("miss");
+  attempt.set_reason("miss");
+  attempt.set_retryable(true);
+  attempt.set_next("canonical-fallback");
+  attempt.set_message("no artifact\n\x1b[2J");
+  v1::HostWeights& weights = *startup.add_host_weights();
+  weights.set_component("transformer");
+  weights.set_backing("memory");
+  weights.set_reason("dtype");
+  weights.set_message("tensors have another dtype");
+  startup.mutable_publication()->set_outcome("failed");
+  startup.mutable_publication()->set_reason("active-build");
+  service_.status.add_ranks()->set_rank(1);
+  Serve();
+  const Ran ran = Run({"status", "--endpoint", endpoint_});
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_EQ(ran.out,
+            "SERVING\n"
+            "rank 0: ready; weights: canonical-fallback (preferred) in 12.0 s, 5700.0 MB read, 0.0 "
+            "MB mapped; publication: failed (active-build)\n"
+            "  lookup: miss (miss, retryable), then canonical-fallback: no artifact [2J\n"
+            "  transformer: memory (dtype): tensors have another dtype\n"
+            "rank 1: not ready\n");
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  EXPECT_THAT(Run({"status", "--endpoint", endpoint_}).out, StartsWith("NOT_SERVING\nrank 0: "));
 }
 
 TEST_F(ClientTest, StatusWithoutAServer) {

@@ -1,8 +1,8 @@
 # What `cmake --install BUILD --prefix P` lays out; the tree can be moved afterwards:
-#   P/bin        dlo-serve, dlo-worker, dlo-client
+#   P/bin        dlo-serve, dlo-worker, dlo-client, dlo-weights
 #   P/lib/dlo    libtorch and the libraries it brings, libdlo_cuda.so where it was built
 #   P/share/dlo  the demo model, which dlo-serve serves when told no other
-foreach(program dlo-serve dlo-worker dlo-client)
+foreach(program dlo-serve dlo-worker dlo-client dlo-weights)
   if(TARGET ${program})
     install(TARGETS ${program} RUNTIME DESTINATION bin)
   endif()

@@ -35,6 +35,10 @@ Refused JudgeSettings(const HostWeightSettings& settings) {
   if (settings.mmap == CheckpointMmap::kOff) {
     return {PlanRefusal::kTurnedOff, "host_weights.checkpoint_mmap is off"};
   }
+  if (settings.canonical) {
+    return {PlanRefusal::kCanonical,
+            "host_weights.mode asks for an artifact, which is made of weights in private memory"};
+  }
   if (settings.tp != 1) {
     return {PlanRefusal::kTensorParallel,
             absl::StrCat("a checkpoint is not cut for tensor parallelism (parallel.tp is ",
@@ -284,6 +288,8 @@ absl::string_view PlanRefusalName(PlanRefusal refusal) {
       return "none";
     case PlanRefusal::kTurnedOff:
       return "off";
+    case PlanRefusal::kCanonical:
+      return "canonical";
     case PlanRefusal::kTensorParallel:
       return "tensor-parallel";
     case PlanRefusal::kHsdp:

@@ -41,6 +41,7 @@ absl::string_view CheckpointMmapName(CheckpointMmap mmap);
 
 struct HostWeightSettings {
   CheckpointMmap mmap = CheckpointMmap::kAuto;
+  bool canonical = false;  // the Host Weight Runtime wants finished weights in private memory
   int tp = 1;
   bool hsdp = false;
   bool rotated_int8 = false;  // INT8 weights that are rotated while they are loaded
@@ -77,6 +78,7 @@ WeightSource DescribeSource(std::string folder, const Checkpoint& checkpoint);
 enum class PlanRefusal : uint8_t {
   kNone,
   kTurnedOff,
+  kCanonical,
   kTensorParallel,
   kHsdp,
   kOnlineQuantization,

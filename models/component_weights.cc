@@ -7,33 +7,27 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "loader/fault_in.h"
 
 namespace dlo {
 namespace {
 
 using Kind = WeightPlacement::Kind;
 
+// Memory for packing on the way to a device that cannot read pages itself.
+constexpr int64_t kPackBytes = int64_t{16} << 20;
+
 at::Tensor View(const BlockLayout::Tensor& tensor, std::byte* base, at::Device device) {
   return at::from_blob(base + tensor.offset, tensor.spec.shape,
                        at::TensorOptions().dtype(TorchDType(tensor.spec.dtype)).device(device));
 }
 
-// Layouts of a component: index 0 is what lies outside the ring, block b is index b + 1.
-std::vector<BlockLayout> Layouts(absl::Span<const TensorSpec> specs) {
-  int last_block = -1;
-  for (const TensorSpec& spec : specs) last_block = std::max(last_block, spec.block);
-  std::vector<std::vector<TensorSpec>> parts(last_block + 2);
-  for (const TensorSpec& spec : specs) parts[spec.block + 1].push_back(spec);
-  std::vector<BlockLayout> layouts;
-  layouts.reserve(parts.size());
-  for (const auto& part : parts) layouts.push_back(BlockLayout::Of(part));
-  return layouts;
-}
-
 // Reads one shard of a block: the tensors that reach into it (and those quantised with them) go to
-// `scratch`, which has room for the block, and their bytes of the shard to `to`. What lies past the block's end is zero.
+// `scratch`, which has room for the block, and their bytes of the shard to `to`. What lies past the
+// block's end is zero.
 absl::Status LoadShard(const Checkpoint& checkpoint, const BlockLayout& layout,
                        const WeightPlacement& placement, const LoadOptions& partial,
                        std::byte* scratch, std::byte* to) {
@@ -71,7 +65,7 @@ ComponentWeights::ComponentWeights(Device& device, const WeightPlacement& placem
 int64_t ComponentWeights::HostBlockBytes(absl::Span<const TensorSpec> specs,
                                          const WeightPlacement& placement) {
   if (placement.kind == Kind::kResident) return 0;
-  const std::vector<BlockLayout> layouts = Layouts(specs);
+  const std::vector<BlockLayout> layouts = PartLayouts(specs);
   int64_t bytes = 0;
   for (size_t i = 1; i < layouts.size(); ++i) bytes += layouts[i].shard_bytes(placement.shards);
   return bytes;
@@ -86,7 +80,7 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
   LoadOptions partial = options;
   partial.partial = true;
 
-  std::vector<BlockLayout> layouts = Layouts(specs);
+  std::vector<BlockLayout> layouts = PartLayouts(specs);
   const auto sharded = [&](size_t i) { return i > 0 && placement.shards > 1; };
   // Everything is read into host memory: where it stays, the CPU device's own, or on its way to
   // another device.
@@ -126,9 +120,9 @@ absl::StatusOr<ComponentWeights> ComponentWeights::Load(const Checkpoint& checkp
   }
 
   ComponentWeights weights(device, placement);
-  weights.outside_ = {std::move(layouts[0]), std::move(host[0])};
+  weights.outside_ = {std::move(layouts[0]), std::move(host[0]), {}};
   for (size_t i = 1; i < layouts.size(); ++i) {
-    weights.blocks_.push_back({std::move(layouts[i]), std::move(host[i])});
+    weights.blocks_.push_back({std::move(layouts[i]), std::move(host[i]), {}});
   }
   if (!resident) return weights;
 
@@ -152,7 +146,7 @@ absl::StatusOr<ComponentWeights> ComponentWeights::LoadMapped(
     std::shared_ptr<const Checkpoint> checkpoint, absl::Span<const TensorSpec> specs,
     Device& device, const LoadOptions& options, const WeightPlacement& placement,
     const ComponentPlan& plan) {
-  std::vector<BlockLayout> layouts = Layouts(specs);
+  std::vector<BlockLayout> layouts = PartLayouts(specs);
   std::vector<TensorSpec> outside;
   for (const BlockLayout::Tensor& tensor : layouts[0].tensors()) outside.push_back(tensor.spec);
   layouts.erase(layouts.begin());
@@ -164,35 +158,96 @@ absl::StatusOr<ComponentWeights> ComponentWeights::LoadMapped(
   ASSIGN_OR_RETURN(weights.mapped_,
                    MappedBlocks::Create(std::move(checkpoint), plan, std::move(layouts)));
   RETURN_IF_ERROR(weights.mapped_->FaultIn(options.threads).status());
+  for (int64_t i = 0; i < weights.mapped_->num_blocks(); ++i) {
+    weights.blocks_.push_back({weights.mapped_->layout(i), nullptr, weights.mapped_->pieces(i)});
+  }
   return weights;
 }
 
-int64_t ComponentWeights::num_blocks() const {
-  return mapped_ ? mapped_->num_blocks() : static_cast<int64_t>(blocks_.size());
-}
-
-absl::StatusOr<ResidentRing::Block> ComponentWeights::BlockToDevice(int64_t block) const {
-  if (!mapped_) {
-    ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyToDevice(*device_, blocks_[block]));
-    return ResidentRing::Block{blocks_[block].layout, std::move(buffer)};
+absl::StatusOr<ComponentWeights> ComponentWeights::Map(FinalParts parts,
+                                                       absl::Span<const TensorSpec> specs,
+                                                       Device& device, int threads,
+                                                       const WeightPlacement& placement) {
+  std::vector<BlockLayout> layouts = PartLayouts(specs);
+  if (placement.kind == Kind::kResident || placement.shards != 1) {
+    return absl::InvalidArgumentError("only whole weights of the host stay in a file's pages");
   }
-  const BlockLayout& layout = mapped_->layout(block);
-  ASSIGN_OR_RETURN(DeviceBuffer buffer, device_->Allocate(layout.total_bytes()));
-  if (device_->kind() == DeviceKind::kCpu) {
-    RETURN_IF_ERROR(PackPieces(buffer.data(), mapped_->pieces(block)));
-  } else {
-    const auto packed = std::make_unique_for_overwrite<std::byte[]>(layout.total_bytes());
-    RETURN_IF_ERROR(PackPieces(packed.get(), mapped_->pieces(block)));
-    RETURN_IF_ERROR(device_->CopyFromHost(buffer.data(), packed.get(), layout.total_bytes()));
+  if (parts.offsets.size() != layouts.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(parts.file->path().native(), " has ",
+                                                   parts.offsets.size(), " parts instead of ",
+                                                   layouts.size()));
   }
-  return ResidentRing::Block{layout, std::move(buffer)};
+  ComponentWeights weights(device, placement);
+  // Not resized any more: pieces point to the names.
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    weights.piece_names_.push_back(i == 0 ? std::string("all outside the blocks")
+                                          : absl::StrCat("all of block ", i - 1));
+  }
+  std::vector<PackPiece> all;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const int64_t bytes = layouts[i].total_bytes();
+    const auto file_bytes = static_cast<int64_t>(parts.file->bytes().size());
+    if (parts.offsets[i] < 0 || parts.offsets[i] > file_bytes - bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("part ", i, " reaches beyond ", parts.file->path().native()));
+    }
+    all.push_back({.source = parts.file->bytes().data() + parts.offsets[i],
+                   .bytes = bytes,
+                   .file = parts.file,
+                   .tensor = weights.piece_names_[i]});
+    Part part = {std::move(layouts[i]), nullptr, {all.back()}};
+    if (i == 0) {
+      weights.outside_ = std::move(part);
+    } else {
+      weights.blocks_.push_back(std::move(part));
+    }
+  }
+  RETURN_IF_ERROR(FaultIn(all, threads).status());
+  return weights;
 }
 
 absl::StatusOr<DeviceBuffer> ComponentWeights::CopyToDevice(Device& device, const Part& part) {
   const int64_t bytes = part.layout.total_bytes();
   ASSIGN_OR_RETURN(DeviceBuffer buffer, device.Allocate(bytes));
-  RETURN_IF_ERROR(device.CopyFromHost(buffer.data(), part.host->data(), bytes));
+  if (part.host != nullptr) {
+    RETURN_IF_ERROR(device.CopyFromHost(buffer.data(), part.host->data(), bytes));
+  } else if (device.kind() == DeviceKind::kCpu) {
+    RETURN_IF_ERROR(PackPieces(buffer.data(), part.pieces));
+  } else {
+    const int64_t step = std::min(bytes, kPackBytes);
+    const auto packed = std::make_unique_for_overwrite<std::byte[]>(step);
+    for (int64_t begin = 0; begin < bytes; begin += step) {
+      const int64_t end = std::min(begin + step, bytes);
+      RETURN_IF_ERROR(PackPieces(packed.get(), ClipPieces(part.pieces, begin, end)));
+      RETURN_IF_ERROR(device.CopyFromHost(buffer.data() + begin, packed.get(), end - begin));
+    }
+  }
   return buffer;
+}
+
+absl::Status ComponentWeights::CopyPart(int64_t part, std::byte* to) const {
+  const Part& source = At(part);
+  if (part > 0 && placement_.shards != 1) {
+    return absl::FailedPreconditionError("this process has only a shard of each block");
+  }
+  int64_t end = 0;
+  const auto clear_until = [&](int64_t offset) { std::memset(to + end, 0, offset - end); };
+  if (source.host == nullptr) RETURN_IF_ERROR(PackPieces(to, source.pieces));
+  for (const BlockLayout::Tensor& tensor : source.layout.tensors()) {
+    clear_until(tensor.offset);
+    if (source.host != nullptr) {
+      std::memcpy(to + tensor.offset, source.host->data() + tensor.offset, tensor.spec.bytes());
+    }
+    end = tensor.offset + tensor.spec.bytes();
+  }
+  clear_until(source.layout.total_bytes());
+  return absl::OkStatus();
+}
+
+const std::byte* ComponentWeights::part_data(int64_t part) const {
+  const Part& source = At(part);
+  if (source.host != nullptr) return source.host->data();
+  return source.pieces.size() == 1 ? source.pieces[0].source : nullptr;
 }
 
 void ComponentWeights::SetOutside(DeviceBuffer buffer) {
@@ -210,8 +265,8 @@ absl::Status ComponentWeights::BringIn() {
       placement_.kind == Kind::kStaged ? num_blocks() : placement_.resident_blocks;
   std::vector<ResidentRing::Block> resident;
   for (int64_t i = 0; i < num_resident; ++i) {
-    ASSIGN_OR_RETURN(ResidentRing::Block block, BlockToDevice(i));
-    resident.push_back(std::move(block));
+    ASSIGN_OR_RETURN(DeviceBuffer buffer, CopyToDevice(*device_, blocks_[i]));
+    resident.push_back({blocks_[i].layout, std::move(buffer)});
   }
   in_ = true;
   SetOutside(std::move(outside));
@@ -238,11 +293,10 @@ void ComponentWeights::PutOut() {
 std::vector<HostBlock> ComponentWeights::host_blocks() const {
   std::vector<HostBlock> blocks;
   for (int64_t i = placement_.resident_blocks; i < num_blocks(); ++i) {
-    if (mapped_) {
-      blocks.push_back({.layout = mapped_->layout(i), .pieces = mapped_->pieces(i)});
-    } else {
-      blocks.push_back({.layout = blocks_[i].layout, .bytes = blocks_[i].host->data()});
-    }
+    const Part& part = blocks_[i];
+    blocks.push_back({.layout = part.layout,
+                      .bytes = part.host == nullptr ? nullptr : part.host->data(),
+                      .pieces = part.pieces});
   }
   return blocks;
 }

@@ -25,6 +25,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/mapped_file.h"
+#include "base/pack.h"
 #include "base/tensor_spec.h"
 #include "loader/checkpoint.h"
 #include "loader/host_weight_plan.h"
@@ -53,6 +55,12 @@ struct WeightPlacement {
   int64_t resident_blocks = 0;
 };
 
+// A component's weights in a file, each of its PartLayouts as it will be on the device.
+struct FinalParts {
+  const MappedFile* file = nullptr;  // outlives the weights
+  std::vector<int64_t> offsets;      // in the file, of each part
+};
+
 class ComponentWeights {
  public:
   // Reads every spec from the checkpoint; of sharded blocks only the tensors that the shard needs,
@@ -71,6 +79,14 @@ class ComponentWeights {
                                                      Device& device, const LoadOptions& options,
                                                      const WeightPlacement& placement,
                                                      const ComponentPlan& plan);
+
+  // The same with kStaged, or kStreamed and whole blocks, of weights that lie in a file as they
+  // run: all of them stay in its pages and no memory is taken for them. Faults the pages in by
+  // `threads` (as in LoadOptions). What is read from them later may fail as MappedFile::Read does.
+  // INVALID_ARGUMENT for parts that the specs do not have.
+  static absl::StatusOr<ComponentWeights> Map(FinalParts parts, absl::Span<const TensorSpec> specs,
+                                              Device& device, int threads,
+                                              const WeightPlacement& placement);
 
   // The host memory that Load takes for blocks of these specs.
   static int64_t HostBlockBytes(absl::Span<const TensorSpec> specs,
@@ -98,26 +114,39 @@ class ComponentWeights {
   // Resident, or once BringIn or StreamFrom has made it.
   BlockRing& ring() { return *ring_; }
 
+  // The host's copy of the weights, by PartLayouts' index; none with kResident.
+  int64_t num_parts() const { return 1 + num_blocks(); }
+  const BlockLayout& part_layout(int64_t part) const { return At(part).layout; }
+  // Fills part_layout(part).total_bytes() bytes: the tensors in their places, zero between them.
+  // DATA_LOSS if they lie in a file that has changed; FAILED_PRECONDITION for sharded blocks.
+  absl::Status CopyPart(int64_t part, std::byte* to) const;
+  // Where the part's bytes lie if they are one run in memory, mapped or not, else null.
+  const std::byte* part_data(int64_t part) const;
+
  private:
   ComponentWeights(Device& device, const WeightPlacement& placement);
 
+  // The host's copy is in either `host` or `pieces`.
   struct Part {
     BlockLayout layout;
     std::unique_ptr<HostBuffer> host;
+    std::vector<PackPiece> pieces;
   };
   static absl::StatusOr<DeviceBuffer> CopyToDevice(Device& device, const Part& part);
-  absl::StatusOr<ResidentRing::Block> BlockToDevice(int64_t block) const;
-  int64_t num_blocks() const;
+  const Part& At(int64_t part) const { return part == 0 ? outside_ : blocks_[part - 1]; }
+  int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   void SetOutside(DeviceBuffer buffer);
 
   Device* device_;
   at::Device torch_device_;
   WeightPlacement placement_;
-  Part outside_;  // outside the ring; its host memory unless resident
+  Part outside_;  // outside the ring; without a copy on the host if resident
   DeviceBuffer outside_on_device_;
   std::map<std::string, at::Tensor> tensors_;  // views of it
-  std::vector<Part> blocks_;                   // unless resident or mapped
+  std::vector<Part> blocks_;                   // none if resident
+  // What pieces point into.
   std::optional<MappedBlocks> mapped_;
+  std::vector<std::string> piece_names_;
   std::unique_ptr<BlockRing> ring_;
   PartlyResidentRing* partly_ = nullptr;  // ring_, with resident blocks
   bool in_ = false;

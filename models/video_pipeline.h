@@ -12,12 +12,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/dtype.h"
@@ -25,6 +27,7 @@
 #include "base/topology.h"
 #include "loader/host_weight_plan.h"
 #include "models/model_card.h"
+#include "models/model_startup.h"
 #include "offload/startup_agreement.h"
 #include "offload/streamer_stats.h"
 #include "runtime/communicator.h"
@@ -145,6 +148,12 @@ struct PipelineOptions {
   // Host memory that the streamed blocks of all processes on this host may take; 0: no limit.
   int64_t host_memory_limit_bytes = 0;
   int processes_on_host = 1;
+  // Used where blocks are streamed whole, and only there; an artifact that is not there is written
+  // after the model has been loaded otherwise.
+  HostWeightStoreOptions host_weights;
+  // Filled in by the load, whether it succeeds or not. Null: nobody asks.
+  StartupReport* report = nullptr;
+  std::function<void(absl::string_view state)> on_startup_state;  // see ModelStartupOptions
   int rank = 0;  // of this process, as timelines name it
   // Notes the visits of streamed blocks; outlives the pipeline. Null: none.
   FlightRecorder* recorder = nullptr;

@@ -7,7 +7,7 @@
 namespace dlo {
 
 // Raised when the meaning of worker_link.proto changes.
-inline constexpr uint32_t kLinkProtocolVersion = 3;
+inline constexpr uint32_t kLinkProtocolVersion = 4;
 
 // Version, commit at configuration time and a digest of worker_link.proto, e.g.
 // "0.1.0+b7f8ff8.3fa9c211".

@@ -69,7 +69,8 @@ Frontend::Frontend(FrontendOptions options, std::shared_ptr<const ModelCard> car
       links_(options_.links, this),
       scheduler_(SchedulerOptionsWithHook(), &links_),
       jobs_(options_.jobs, card, std::move(store), &scheduler_, &forecaster_),
-      service_(std::move(card), &forecaster_, &jobs_, options_.metrics),
+      board_(options_.links.num_ranks),
+      service_(std::move(card), &forecaster_, &jobs_, &board_, options_.metrics),
       health_({v1::VideoGeneration::service_full_name()}),
       domain_ready_(options_.domains.size(), false) {}
 
@@ -181,6 +182,7 @@ void Frontend::Shutdown(absl::Duration grace) {
     absl::MutexLock lock(&mutex_);
     if (stopping_) return;
     stopping_ = true;
+    board_.SetServing(false);
   }
   options_.metrics->SetServing(false);
   const absl::Time deadline = absl::Now() + grace;
@@ -212,10 +214,12 @@ void Frontend::SetDomainReady(int domain, bool ready) {
   {
     absl::MutexLock lock(&mutex_);
     domain_ready_[domain] = ready;
+    board_.SetReady(options_.domains[domain].ranks(), ready);
     serving = !stopping_ && std::any_of(domain_ready_.begin(), domain_ready_.end(),
                                         [](bool is_ready) { return is_ready; });
     changed = serving != serving_;
     serving_ = serving;
+    board_.SetServing(serving);
   }
   if (!changed) return;
   options_.metrics->SetServing(serving);
@@ -230,6 +234,10 @@ void Frontend::SetDomainReady(int domain, bool ready) {
 
 void Frontend::OnAttached(int rank, uint64_t incarnation) {
   supervisor_->OnAttached(rank, incarnation);
+}
+void Frontend::OnStartup(int rank, v1::StartupRecord record) {
+  options_.metrics->workers().Startup(rank, record);
+  board_.SetStartup(rank, std::move(record));
 }
 void Frontend::OnReady(int rank) { supervisor_->OnReady(rank); }
 void Frontend::OnStartFailed(int rank, absl::Status why) {

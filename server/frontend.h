@@ -32,6 +32,7 @@
 #include "server/metrics_server.h"
 #include "server/open_calls.h"
 #include "server/scheduler.h"
+#include "server/status_board.h"
 #include "server/supervisor.h"
 #include "server/worker_link_service.h"
 
@@ -106,6 +107,7 @@ class Frontend : private LinkEvents {
   SchedulerOptions SchedulerOptionsWithHook();
 
   void OnAttached(int rank, uint64_t incarnation) override;
+  void OnStartup(int rank, v1::StartupRecord record) override;
   void OnReady(int rank) override;
   void OnStartFailed(int rank, absl::Status why) override;
   void OnDetached(int rank, uint64_t incarnation, std::string reason) override;
@@ -127,6 +129,7 @@ class Frontend : private LinkEvents {
   RemoteWorkerLinkService remote_links_{&links_};
   Scheduler scheduler_;
   JobManager jobs_;
+  StatusBoard board_;
   GenerationService service_;
   HealthService health_;
   OpenCalls calls_;

@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -72,6 +73,65 @@ TEST(FrontendTest, StreamsStatesStepsAndTheVideoInOrder) {
     EXPECT_GT(job.result().ranks(0).host_bytes_peak(), 1 << 20);
     EXPECT_TRUE(job.result().times().has_decode());
   }
+}
+
+TEST(FrontendTest, StatusTellsOfEachRankWhetherItIsReadyAndHowItsLoadWent) {
+  FrontendHarness harness({"--startup-record"});
+  harness.options().domains = IndependentReplicas(2);
+  harness.options().supervisor.worker_arguments.push_back("--load-hold=" + harness.Path("load.%r"));
+  const auto status = [&harness] {
+    const auto stub = v1::VideoGeneration::NewStub(harness.channel());
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    v1::ServerStatus answer;
+    EXPECT_TRUE(stub->GetStatus(&context, {}, &answer).ok());
+    return answer;
+  };
+  harness.Start();
+  const v1::ServerStatus loading = status();
+  EXPECT_FALSE(loading.serving());
+  ASSERT_EQ(loading.ranks_size(), 2);
+  EXPECT_EQ(loading.ranks(1).rank(), 1);
+  EXPECT_FALSE(loading.ranks(1).ready());
+  EXPECT_FALSE(loading.ranks(1).has_startup());
+
+  harness.Touch("load.1");
+  ASSERT_TRUE(harness.WaitServing(true));
+  const v1::ServerStatus one = status();
+  EXPECT_TRUE(one.serving());
+  EXPECT_FALSE(one.ranks(0).ready());
+  EXPECT_TRUE(one.ranks(1).ready());
+  const v1::StartupRecord& record = one.ranks(1).startup();
+  EXPECT_EQ(record.mode(), "preferred");
+  EXPECT_EQ(record.outcome(), "canonical-fallback");
+  EXPECT_EQ(record.resolution_id(), "scripted");
+  EXPECT_EQ(record.read_bytes(), 4096);
+  ASSERT_EQ(record.attempts_size(), 1);
+  EXPECT_EQ(record.attempts(0).stage(), "lookup");
+  EXPECT_EQ(record.attempts(0).result(), "miss");
+  EXPECT_EQ(record.attempts(0).reason(), "miss");
+  EXPECT_EQ(record.attempts(0).next(), "canonical-fallback");
+  EXPECT_TRUE(record.attempts(0).retryable());
+  EXPECT_EQ(record.publication().outcome(), "published");
+  EXPECT_EQ(record.publication().bytes(), 2048);
+  ASSERT_EQ(record.host_weights_size(), 1);
+  EXPECT_EQ(record.host_weights(0).backing(), "memory");
+  const auto load = std::find_if(record.phases().begin(), record.phases().end(),
+                                 [](const auto& phase) { return phase.phase() == "load"; });
+  ASSERT_NE(load, record.phases().end());
+  EXPECT_EQ(load->time().seconds(), 2);
+}
+
+TEST(FrontendTest, ALoadThatFailsHasARecordToo) {
+  FrontendHarness harness({"--load-error=no such model"});
+  harness.Start();
+  EXPECT_FALSE(harness.WaitFailure().ok());
+  const auto stub = v1::VideoGeneration::NewStub(harness.channel());
+  grpc::ClientContext context;
+  v1::ServerStatus status;
+  ASSERT_TRUE(stub->GetStatus(&context, {}, &status).ok());
+  EXPECT_FALSE(status.ranks(0).ready());
+  EXPECT_EQ(status.ranks(0).startup().outcome(), "failed");
 }
 
 TEST(FrontendTest, NamesEveryWrongFieldBeforeAnyWorkerIsReady) {

@@ -470,4 +470,13 @@ GenerationService::Unary* GenerationService::DeleteJob(Context* context, const B
       });
 }
 
+GenerationService::Unary* GenerationService::GetStatus(Context* context, const Bytes* body,
+                                                       Bytes* response) {
+  using Reply = std::function<void(const grpc::Status&, const v1::ServerStatus&)>;
+  return AnswerUnary<v1::GetStatusRequest, v1::ServerStatus>(
+      context, body, response, [this](const v1::GetStatusRequest&, const Reply& reply) {
+        reply(grpc::Status::OK, board_->Get());
+      });
+}
+
 }  // namespace dlo

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/cgroup_memory.h"
+#include "loader/hwr/outcome.h"
 #include "proto/build_id.h"
 #include "proto/convert.h"
 #include "server/compatibility_key.h"
@@ -13,6 +14,7 @@ namespace dlo {
 namespace {
 
 constexpr char kOther[] = "other";
+constexpr char kAll[] = "all";
 
 // Reasons of statuses (docs/reference.md, errors). One that is added there is added here.
 const std::vector<std::string>& FailureReasons() {
@@ -38,6 +40,27 @@ const std::vector<std::string>& RestartReasons() {
       "killed", "exited",        "start_failed", "not_attached",     "link_broken",
       "silent", "wave_deadline", "stuck_visit",  "collective_failed"};
   return *reasons;
+}
+
+// The names of all values of one of the Host Weight Runtime's enumerations.
+template <typename E>
+std::vector<std::string> Words(E first, E last, absl::string_view (*name)(E)) {
+  std::vector<std::string> words;
+  for (int i = static_cast<int>(first); i <= static_cast<int>(last); ++i) {
+    words.emplace_back(name(static_cast<E>(i)));
+  }
+  return words;
+}
+
+std::vector<std::string> StartupOutcomes() {
+  return Words(hwr::Outcome::kDisabled, hwr::Outcome::kFailed, hwr::OutcomeName);
+}
+std::vector<std::string> StartupReasons() {
+  return Words(hwr::Reason::kInvalidConfig, hwr::Reason::kUncertain, hwr::ReasonName);
+}
+std::vector<std::string> PublicationOutcomes() {
+  return Words(hwr::PublicationOutcome::kAlreadyPresent, hwr::PublicationOutcome::kFailed,
+               hwr::PublicationOutcomeName);
 }
 
 const std::vector<std::pair<RankState, const char*>>& RankStates() {
@@ -220,7 +243,37 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
                 "Losses of a dispatch domain, after which its workers are started again (or given "
                 "up), by what happened to the rank to blame.",
                 "reason", RestartReasons()),
+      startups_(registry, "dlo_startups_total",
+                "Loads of a model by a worker that came to an end, by where its weights came from.",
+                "outcome", StartupOutcomes()),
+      startup_reasons_(registry, "dlo_startup_reasons_total",
+                       "Steps of loads that did not give what was hoped for, by the reason.",
+                       "reason", StartupReasons()),
+      publications_(registry, "dlo_publications_total",
+                    "Artifacts that a load was to write, by what came of it.", "outcome",
+                    PublicationOutcomes()),
       ranks_(num_ranks) {
+  auto& attempts = Counters(registry, "dlo_startup_attempts_total",
+                            "Steps of loads on the way to their weights, by stage and result.");
+  std::vector<std::string> stages =
+      Words(hwr::Stage::kConfiguration, hwr::Stage::kCanonicalLoad, hwr::StageName);
+  stages.emplace_back(kOther);
+  for (const std::string& stage : stages) {
+    for (const std::string& result :
+         Words(hwr::AttemptResult::kHit, hwr::AttemptResult::kSkipped, hwr::AttemptResultName)) {
+      startup_attempts_[{stage, result}] = &attempts.Add({{"stage", stage}, {"result", result}});
+    }
+  }
+  auto& phases = Gauges(registry, "dlo_rank_startup_seconds",
+                        "Where the time of the rank's latest load went; all: of the whole load.");
+  auto& startup_bytes =
+      Gauges(registry, "dlo_rank_startup_bytes",
+             "Of the rank's latest load. hashed and read: of the checkpoint, to find its artifact "
+             "and by the ordinary loader; mapped: weights that stay in files; pinned: buffers that "
+             "the device copies from.");
+  auto& backings = Gauges(registry, "dlo_rank_components",
+                          "Components of the model by where the host has their weights, since the "
+                          "rank's latest load; checkpoint: their blocks.");
   auto& states = Gauges(registry, "dlo_rank_state", "1 for the state that the rank is in, else 0.");
   auto& starts =
       Counters(registry, "dlo_rank_starts_total", "Worker processes started for the rank.");
@@ -271,8 +324,31 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry, int num_ranks)
     rank.host_shared_clean_ = kind(host, "shared_clean");
     rank.pinned_ = &pinned.Add({{"rank", name}});
     rank.mapped_ = &mapped.Add({{"rank", name}});
+    for (int p = 0; p < hwr::kNumPhases; ++p) {
+      const std::string phase(hwr::PhaseName(static_cast<hwr::Phase>(p)));
+      rank.startup_phases_[phase] = &phases.Add({{"rank", name}, {"phase", phase}});
+    }
+    rank.startup_phases_[kAll] = &phases.Add({{"rank", name}, {"phase", kAll}});
+    for (const char* text : {"hashed", "read", "mapped", "pinned"}) {
+      rank.startup_bytes_[text] = kind(startup_bytes, text);
+    }
+    for (const char* backing : {"artifact", "checkpoint", "memory", "device"}) {
+      rank.backings_[backing] = &backings.Add({{"rank", name}, {"backing", backing}});
+    }
     rank.SetState(RankState::kDown);
   }
+}
+
+void WorkerMetrics::Startup(int rank, const v1::StartupRecord& record) {
+  startups_.Increment(record.outcome());
+  for (const v1::StartupAttempt& attempt : record.attempts()) {
+    auto it = startup_attempts_.find({attempt.stage(), attempt.result()});
+    if (it == startup_attempts_.end()) it = startup_attempts_.find({kOther, attempt.result()});
+    if (it != startup_attempts_.end()) it->second->Increment();
+    if (!attempt.reason().empty()) startup_reasons_.Increment(attempt.reason());
+  }
+  if (record.has_publication()) publications_.Increment(record.publication().outcome());
+  ranks_[rank].SetStartup(record);
 }
 
 void RankMetrics::SetState(RankState state) {
@@ -299,6 +375,29 @@ void RankMetrics::SetMemory(const v1::RankMemory& memory) {
       memory.has_host_shared_clean_bytes() ? bytes(memory.host_shared_clean_bytes()) : kNan);
   pinned_->Set(bytes(memory.pinned_bytes()));
   mapped_->Set(bytes(memory.mapped_bytes()));
+}
+
+void RankMetrics::SetStartup(const v1::StartupRecord& record) {
+  for (const auto& [phase, gauge] : startup_phases_) gauge->Set(0);
+  for (const v1::StartupPhase& phase : record.phases()) {
+    const auto it = startup_phases_.find(phase.phase());
+    if (it != startup_phases_.end()) it->second->Set(Seconds(FromProto(phase.time())));
+  }
+  startup_phases_.at(kAll)->Set(Seconds(FromProto(record.duration())));
+  const auto set = [this](const char* kind, int64_t bytes) {
+    startup_bytes_.at(kind)->Set(static_cast<double>(bytes));
+  };
+  set("hashed", record.hashed_bytes());
+  set("read", record.read_bytes());
+  set("mapped", record.mapped_bytes());
+  set("pinned", record.pinned_bytes());
+  for (const auto& [backing, gauge] : backings_) {
+    int count = 0;
+    for (const v1::HostWeights& weights : record.host_weights()) {
+      count += weights.backing() == backing ? 1 : 0;
+    }
+    gauge->Set(count);
+  }
 }
 
 void RankMetrics::AddUsage(const v1::RankUsage& usage) {

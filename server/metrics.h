@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -112,9 +113,14 @@ class RankMetrics {
   void SetMemory(const v1::RankMemory& memory);
   // What an assignment that finished took.
   void AddUsage(const v1::RankUsage& usage);
+  // Of its latest start.
+  void SetStartup(const v1::StartupRecord& record);
 
  private:
   friend class WorkerMetrics;
+  std::map<std::string, prometheus::Gauge*> startup_phases_;
+  std::map<std::string, prometheus::Gauge*> startup_bytes_;
+  std::map<std::string, prometheus::Gauge*> backings_;
   std::map<RankState, prometheus::Gauge*> states_;
   prometheus::Counter* starts_ = nullptr;
   prometheus::Counter* bus_bytes_ = nullptr;
@@ -139,10 +145,16 @@ class WorkerMetrics {
   WorkerMetrics(prometheus::Registry& registry, int num_ranks);
   // A dispatch domain was lost. `reason`: what happened to the rank to blame.
   void Lost(const std::string& reason) { restarts_.Increment(reason); }
+  // A rank has loaded its model, or has not.
+  void Startup(int rank, const v1::StartupRecord& record);
   RankMetrics& rank(int rank) { return ranks_[rank]; }
 
  private:
   CounterSet restarts_;
+  CounterSet startups_;
+  CounterSet startup_reasons_;
+  CounterSet publications_;
+  std::map<std::pair<std::string, std::string>, prometheus::Counter*> startup_attempts_;
   std::vector<RankMetrics> ranks_;
 };
 

@@ -107,6 +107,18 @@ TEST_F(MetricsTest, EverySeriesIsThereBeforeAnythingHappens) {
   metrics_.rank(1).SetState(RankState::kEnding);
   metrics_.rank(1).SetMemory({});
   metrics_.rank(1).AddUsage({});
+  v1::StartupRecord startup;
+  startup.set_outcome("an outcome that nobody knows");
+  for (const char* word : {"of no set", "lookup"}) {
+    v1::StartupAttempt& attempt = *startup.add_attempts();
+    attempt.set_stage(word);
+    attempt.set_result(word);
+    attempt.set_reason(word);
+    startup.add_phases()->set_phase(word);
+    startup.add_host_weights()->set_backing(word);
+  }
+  startup.mutable_publication()->set_outcome("of no set");
+  metrics_.workers().Startup(1, startup);
   EXPECT_EQ(names(Text()), names(before));
   EXPECT_NE(Text(), before);
 }
@@ -181,6 +193,42 @@ TEST_F(MetricsTest, AWaveTellsSizeFillWaitAndWhichFieldsKeptOthersOut) {
   EXPECT_EQ(Value("dlo_wave_deferrals_total{field=\"fps\"}"), 0);
   metrics_.waves().Started({.key = "a digest", .deferred_keys = {"another"}});
   EXPECT_EQ(Value("dlo_wave_deferrals_total{field=\"schedule\"}"), 1);
+}
+
+TEST_F(MetricsTest, AStartTellsWhereItsWeightsCameFromAndWhatWasTried) {
+  v1::StartupRecord record;
+  record.set_outcome("canonical-fallback");
+  v1::StartupAttempt& attempt = *record.add_attempts();
+  attempt.set_stage("lookup");
+  attempt.set_result("miss");
+  attempt.set_reason("miss");
+  attempt.set_message("/a/path that is no label");
+  v1::StartupPhase& phase = *record.add_phases();
+  phase.set_phase("load");
+  *phase.mutable_time() = ToProto(absl::Seconds(3));
+  *record.mutable_duration() = ToProto(absl::Seconds(4));
+  record.set_read_bytes(100);
+  record.set_mapped_bytes(200);
+  for (const char* backing : {"memory", "memory", "artifact"}) {
+    record.add_host_weights()->set_backing(backing);
+  }
+  record.mutable_publication()->set_outcome("published");
+  metrics_.workers().Startup(1, record);
+  EXPECT_EQ(Value("dlo_startups_total{outcome=\"canonical-fallback\"}"), 1);
+  EXPECT_EQ(Value("dlo_startups_total{outcome=\"local-hit\"}"), 0);
+  EXPECT_EQ(Value("dlo_startup_attempts_total{result=\"miss\",stage=\"lookup\"}"), 1);
+  EXPECT_EQ(Value("dlo_startup_reasons_total{reason=\"miss\"}"), 1);
+  EXPECT_EQ(Value("dlo_publications_total{outcome=\"published\"}"), 1);
+  EXPECT_EQ(Value("dlo_rank_startup_seconds{phase=\"load\",rank=\"1\"}"), 3);
+  EXPECT_EQ(Value("dlo_rank_startup_seconds{phase=\"all\",rank=\"1\"}"), 4);
+  EXPECT_EQ(Value("dlo_rank_startup_bytes{kind=\"read\",rank=\"1\"}"), 100);
+  EXPECT_EQ(Value("dlo_rank_startup_bytes{kind=\"mapped\",rank=\"1\"}"), 200);
+  EXPECT_EQ(Value("dlo_rank_components{backing=\"memory\",rank=\"1\"}"), 2);
+  EXPECT_EQ(Value("dlo_rank_components{backing=\"artifact\",rank=\"1\"}"), 1);
+  // The next start of the rank replaces what is its own.
+  metrics_.workers().Startup(1, v1::StartupRecord());
+  EXPECT_EQ(Value("dlo_rank_components{backing=\"memory\",rank=\"1\"}"), 0);
+  EXPECT_EQ(Value("dlo_startups_total{outcome=\"other\"}"), 1);
 }
 
 TEST_F(MetricsTest, ARankIsInOneStateAndHoldsNothingWhileItHasNoProcess) {

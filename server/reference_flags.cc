@@ -10,11 +10,15 @@ constexpr char kDistributed[] = "--enable-distributed-layerwise-offload";
 constexpr char kUseAllGather[] = "--dlo-use-allgather";
 constexpr char kNoUseAllGather[] = "--dlo-no-use-allgather";
 constexpr char kResidentLayers[] = "--dlo-resident-layers";
+constexpr char kRuntimeMode[] = "--host-weight-runtime-mode";
+constexpr char kRuntimeRoot[] = "--host-weight-runtime-root";
 constexpr char kCpuOffload[] = "--enable-cpu-offload";
 constexpr char kLayerwiseOffload[] = "--enable-layerwise-offload";
 
 constexpr char kTransfer[] = "--transfer";
 constexpr char kOwnResidentLayers[] = "--resident-layers";
+constexpr char kOwnMode[] = "--host-weights-mode";
+constexpr char kOwnRoot[] = "--host-weights-root";
 
 absl::Status Conflict(const std::string& reference, const std::string& own) {
   return absl::InvalidArgumentError(
@@ -24,8 +28,8 @@ absl::Status Conflict(const std::string& reference, const std::string& own) {
 }  // namespace
 
 std::vector<std::string> ReferenceFlags::Names() {
-  return {kDistributed,    kUseAllGather, kNoUseAllGather,
-          kResidentLayers, kCpuOffload,   kLayerwiseOffload};
+  return {kDistributed, kUseAllGather, kNoUseAllGather, kResidentLayers,
+          kRuntimeMode, kRuntimeRoot,  kCpuOffload,     kLayerwiseOffload};
 }
 
 void ReferenceFlags::AddTo(CLI::App& app) {
@@ -38,6 +42,12 @@ void ReferenceFlags::AddTo(CLI::App& app) {
       ->group(kGroup);
   app.add_option(kResidentLayers, resident_layers_, "as --resident-layers")
       ->type_name("N")
+      ->group(kGroup);
+  app.add_option(kRuntimeMode, runtime_mode_, absl::StrCat("as ", kOwnMode))
+      ->type_name("MODE")
+      ->group(kGroup);
+  app.add_option(kRuntimeRoot, runtime_root_, absl::StrCat("as ", kOwnRoot))
+      ->type_name("FOLDER")
       ->group(kGroup);
   app.add_flag(kCpuOffload, cpu_offload_, "superseded, without effect")->group(kGroup);
   app.add_flag(kLayerwiseOffload, layerwise_offload_, "superseded, without effect")->group(kGroup);
@@ -63,14 +73,22 @@ absl::StatusOr<ReferenceFlags::MappedFlags> ReferenceFlags::Map(
     return absl::InvalidArgumentError(absl::StrCat(path, " does nothing without ", kDistributed,
                                                    "; add it, or use ", kTransfer, " ", wanted));
   }
-  if (!resident_layers_.empty()) {
-    const auto resident = own.find(kOwnResidentLayers);
-    if (resident != own.end() && resident->second != resident_layers_) {
-      return Conflict(absl::StrCat(kResidentLayers, " ", resident_layers_),
-                      absl::StrCat(kOwnResidentLayers, " ", resident->second));
+  struct Renamed {
+    const char* reference;
+    const char* own;
+    const std::string& value;
+  };
+  for (const Renamed& flag : {Renamed{kResidentLayers, kOwnResidentLayers, resident_layers_},
+                              Renamed{kRuntimeMode, kOwnMode, runtime_mode_},
+                              Renamed{kRuntimeRoot, kOwnRoot, runtime_root_}}) {
+    if (flag.value.empty()) continue;
+    const auto given = own.find(flag.own);
+    if (given != own.end() && given->second != flag.value) {
+      return Conflict(absl::StrCat(flag.reference, " ", flag.value),
+                      absl::StrCat(flag.own, " ", given->second));
     }
-    mapped.values[kOwnResidentLayers] = resident_layers_;
-    mapped.as_written[kOwnResidentLayers] = kResidentLayers;
+    mapped.values[flag.own] = flag.value;
+    mapped.as_written[flag.own] = flag.reference;
   }
   return mapped;
 }

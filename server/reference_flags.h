@@ -34,7 +34,7 @@ class ReferenceFlags {
   // For suggestions.
   static std::vector<std::string> Names();
 
-  // In terms of --transfer and --resident-layers. `own` are the own flags that were given:
+  // In terms of the own flags. `own` are the own flags that were given:
   // INVALID_ARGUMENT names both where they say something else, and a flag that does nothing alone.
   absl::StatusOr<MappedFlags> Map(const std::map<std::string, std::string>& own) const;
 
@@ -45,7 +45,10 @@ class ReferenceFlags {
   bool distributed_ = false;
   bool use_allgather_ = false;
   bool no_use_allgather_ = false;
-  std::string resident_layers_;  // empty: not given
+  // Empty: not given.
+  std::string resident_layers_;
+  std::string runtime_mode_;
+  std::string runtime_root_;
   bool cpu_offload_ = false;
   bool layerwise_offload_ = false;
 };

@@ -6,19 +6,23 @@
 #include <ostream>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/topology.h"
+#include "loader/hwr/store.h"
 #include "loader/model_path.h"
+#include "models/host_weight_identity.h"
 #include "models/model_files.h"
 #include "proto/build_id.h"
 #include "server/reference_flags.h"
@@ -140,6 +144,41 @@ ConfigSchema ServeSchema(const std::string& default_model, const std::string& de
        .allowed = {"auto", "on", "off"},
        .help = "whether blocks that are streamed whole stay in the checkpoint's pages, which "
                "workers share; auto: if they are stored as they run; on: else fail"},
+      {.key = "host_weights.mode",
+       .flag = "--host-weights-mode",
+       .fallback = "disabled",
+       .allowed = {"disabled", "preferred", "required"},
+       .help = "with rank-local transfer: whether weights come from a store of artifacts that hold "
+               "them as they run; preferred: if it has them, else they are loaded as usual and "
+               "stored; required: else fail"},
+      {.key = "host_weights.root",
+       .type = ConfigType::kPath,
+       .flag = "--host-weights-root",
+       .fallback = "",
+       .help =
+           "folder of that store, on a disk of the host, for one user; made if it is not there"},
+      {.key = "host_weights.validation",
+       .flag = "--host-weights-validation",
+       .fallback = "metadata",
+       .allowed = {"metadata", "full"},
+       .help = "how much of an artifact is looked at before it is used; full: every byte, once a "
+               "boot"},
+      {.key = "host_weights.max_store_bytes",
+       .type = ConfigType::kBytes,
+       .flag = "--host-weights-max-store-bytes",
+       .fallback = "0",
+       .help = "what the store may hold; beyond it the artifacts used least recently are removed; "
+               "0: what it was made with"},
+      {.key = "host_weights.min_free_bytes",
+       .type = ConfigType::kBytes,
+       .flag = "--host-weights-min-free-bytes",
+       .fallback = "0",
+       .help = "what an artifact must leave free on the store's disk; 0: what it was made with"},
+      {.key = "host_weights.wait",
+       .type = ConfigType::kDuration,
+       .flag = "--host-weights-wait",
+       .fallback = "10m",
+       .help = "how long a start waits for other processes' locks on the store"},
       {.key = "queue.max_waiting",
        .type = ConfigType::kInt,
        .flag = "--max-waiting",
@@ -410,11 +449,73 @@ std::vector<std::string> FindProblems(const Config& config) {
           "none");
     }
   }
+  const std::string& mode = config.String("host_weights.mode");
+  if (mode != "disabled") {
+    if (config.Path("host_weights.root").empty()) {
+      add("host_weights.mode", mode,
+          "there is no store to look into; set host_weights.root to its folder, or the mode to "
+          "disabled");
+    }
+    if (config.String("host_weights.checkpoint_mmap") == "on") {
+      add("host_weights.checkpoint_mmap", "on",
+          absl::StrCat("host_weights.mode is ", mode,
+                       ", where weights come from artifacts or are loaded to make them; set it to "
+                       "auto"));
+    }
+  }
   if (transfer == "none" && config.Int("offload.slots") != 2) {
     add("offload.slots", absl::StrCat(config.Int("offload.slots")),
         "with offload.transfer none there are no slots; leave it at 2");
   }
   return problems;
+}
+
+// Why the store of host weights is not used although there is a mode for it; else empty.
+std::string UnusedStore(const ServeConfig& config) {
+  const absl::StatusOr<Topology> topology = Topology::Create({.dp = config.parallel.dp});
+  if (config.host_weights.mode == hwr::Mode::kDisabled || !topology.ok()) return "";
+  const WeightTransfer transfer = topology->EffectiveTransfer(config.offload.transfer);
+  if (transfer == WeightTransfer::kRankLocal) return "";
+  return absl::StrCat("host_weights.mode is ", hwr::ModeName(config.host_weights.mode),
+                      ", but with offload.transfer ", WeightTransferName(transfer),
+                      " workers use no artifacts and leave the store alone");
+}
+
+// Says whether the store has the model's artifact and what a start would do; true if it has.
+absl::StatusOr<bool> CheckStore(const ServeConfig& config, const std::filesystem::path& root,
+                                std::ostream& out) {
+  const ServeConfig::HostWeights& settings = config.host_weights;
+  out << "host weights: mode " << std::string(hwr::ModeName(settings.mode)) << ", store "
+      << settings.root.string() << "\n";
+  hwr::Store::OpenResult opened = hwr::Store::Open({.root = settings.root, .read_only = true});
+  hwr::Failure failure;
+  std::string artifact = "an artifact";
+  if (const auto* store = std::get_if<std::unique_ptr<hwr::Store>>(&opened)) {
+    const hwr::DigestCache digests((*store)->digest_folder());
+    ASSIGN_OR_RETURN(const HostWeightArtifact wanted,
+                     DescribeHostWeights(root, {.dtype = config.model.dtype,
+                                                .quantization = config.model.quantization,
+                                                .from_hub = root.string() != config.model.path,
+                                                .cache = &digests}));
+    artifact = absl::StrCat("artifact ", wanted.identity.key);
+    const hwr::LookupResult found =
+        (*store)->Lookup(wanted.identity, {.validation = settings.validation});
+    if (found.lease) {
+      out << "host weights: " << artifact << " is there, "
+          << absl::StrFormat("%.1f MB", static_cast<double>(found.lease->bytes()) / 1e6)
+          << "; a start reads no weights from the checkpoint\n";
+      return true;
+    }
+    failure = found.failure;
+  } else {
+    failure = std::get<hwr::Failure>(opened);
+  }
+  // There need be no store yet.
+  const bool survives = failure.retryable() || failure.reason == hwr::Reason::kNotFound;
+  if (settings.mode == hwr::Mode::kRequired || !survives) return failure.ToStatus();
+  out << "host weights: " << failure.Text() << "; a start loads the checkpoint and stores "
+      << artifact << "\n";
+  return false;
 }
 
 ServeConfig ToServeConfig(const Config& config) {
@@ -442,6 +543,12 @@ ServeConfig ToServeConfig(const Config& config) {
   // One of the allowed values.
   serve.host_weights.checkpoint_mmap =
       *ParseCheckpointMmap(config.String("host_weights.checkpoint_mmap"));
+  serve.host_weights.mode = *hwr::ParseMode(config.String("host_weights.mode"));
+  serve.host_weights.root = config.Path("host_weights.root");
+  serve.host_weights.validation = *hwr::ParseValidation(config.String("host_weights.validation"));
+  serve.host_weights.max_store_bytes = config.Bytes("host_weights.max_store_bytes");
+  serve.host_weights.min_free_bytes = config.Bytes("host_weights.min_free_bytes");
+  serve.host_weights.wait = config.Duration("host_weights.wait");
   serve.wave = {.max_wait = config.Duration("wave.max_wait"),
                 .compatibility = config.String("wave.compatibility") == "schedule"
                                      ? WaveCompatibility::kSchedule
@@ -609,6 +716,9 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
 
   command.config = ToServeConfig(config);
   command.config.notices = line.reference.Notices(config.String("offload.transfer") != "none");
+  if (std::string why = UnusedStore(command.config); !why.empty()) {
+    command.config.notices.push_back(std::move(why));
+  }
   command.action = line.check ? ServeCommand::Action::kCheck : ServeCommand::Action::kServe;
   if (line.print_config) {
     command.action = ServeCommand::Action::kPrint;
@@ -631,8 +741,14 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
     streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
   }
+  bool restored = false;
+  if (streaming && config.host_weights.mode != hwr::Mode::kDisabled) {
+    streaming->canonical = true;
+    ASSIGN_OR_RETURN(restored, CheckStore(config, root, out));
+  }
   ASSIGN_OR_RETURN(const std::vector<std::string> lines,
-                   CheckModelFiles(root, config.model.dtype, streaming, config.model.quantization));
+                   CheckModelFiles(root, config.model.dtype, restored ? std::nullopt : streaming,
+                                   config.model.quantization));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

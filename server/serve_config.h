@@ -31,6 +31,7 @@
 #include "base/quantization.h"
 #include "base/topology.h"
 #include "loader/host_weight_plan.h"
+#include "loader/hwr/outcome.h"
 #include "proto/link_channel.h"
 #include "server/compatibility_key.h"
 
@@ -59,6 +60,12 @@ struct ServeConfig {
 
   struct HostWeights {
     CheckpointMmap checkpoint_mmap = CheckpointMmap::kAuto;
+    hwr::Mode mode = hwr::Mode::kDisabled;
+    std::filesystem::path root;  // absolute; empty: none
+    hwr::Validation validation = hwr::Validation::kMetadata;
+    int64_t max_store_bytes = 0;  // both 0: as the store has them
+    int64_t min_free_bytes = 0;
+    absl::Duration wait = absl::Minutes(10);
   };
 
   Model model;
@@ -92,7 +99,7 @@ struct ServeConfig {
   };
   Remote remote;
   std::string log_level = "info";
-  std::vector<std::string> notices;  // of flags that do nothing, for people
+  std::vector<std::string> notices;  // of settings that do nothing, for people
 };
 
 // Where the files that come with the program lie.
@@ -120,8 +127,9 @@ absl::StatusOr<ServeCommand> ParseServeCommand(
     const InstallLayout& layout);
 
 // Checks what `config` names without loading any weights: the model repository's configurations,
-// its tokenizer, and the headers of every weight file against the tensors that the model needs.
-// Tells `out` what it looked at. The first error ends it.
+// its tokenizer, and the headers of every weight file against the tensors that the model needs;
+// with a store of host weights in use also whether it has the model's artifact, for which files
+// whose digests are not known yet are read. Tells `out` what it looked at. The first error ends it.
 absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out);
 
 }  // namespace dlo

@@ -12,6 +12,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "loader/hwr/store.h"
+#include "models/host_weight_identity.h"
 #include "nlohmann/json.hpp"
 
 namespace dlo {
@@ -185,6 +187,18 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
                                                       "0",
                                                       "--checkpoint-mmap",
                                                       "off",
+                                                      "--host-weights-mode",
+                                                      "required",
+                                                      "--host-weights-root",
+                                                      "/w",
+                                                      "--host-weights-validation",
+                                                      "full",
+                                                      "--host-weights-max-store-bytes",
+                                                      "100GiB",
+                                                      "--host-weights-min-free-bytes",
+                                                      "5GiB",
+                                                      "--host-weights-wait",
+                                                      "30s",
                                                       "--max-waiting",
                                                       "7",
                                                       "--result-ttl",
@@ -222,6 +236,12 @@ TEST(ServeConfigTest, EveryKeyHasAFlag) {
   EXPECT_EQ(command->config.data_dir, "/d");
   EXPECT_EQ(command->config.parallel.dp, 4);
   EXPECT_EQ(command->config.host_weights.checkpoint_mmap, CheckpointMmap::kOff);
+  EXPECT_EQ(command->config.host_weights.mode, hwr::Mode::kRequired);
+  EXPECT_EQ(command->config.host_weights.root, "/w");
+  EXPECT_EQ(command->config.host_weights.validation, hwr::Validation::kFull);
+  EXPECT_EQ(command->config.host_weights.max_store_bytes, int64_t{100} << 30);
+  EXPECT_EQ(command->config.host_weights.min_free_bytes, int64_t{5} << 30);
+  EXPECT_EQ(command->config.host_weights.wait, absl::Seconds(30));
   EXPECT_EQ(command->config.queue_max_waiting, 7);
   EXPECT_EQ(command->config.jobs_result_ttl, absl::Hours(2));
   EXPECT_EQ(command->config.jobs_result_bytes_max, int64_t{3} << 30);
@@ -319,6 +339,16 @@ INSTANTIATE_TEST_SUITE_P(
         WrongArguments{{"--checkpoint-mmap", "on"}, "nothing is streamed; set it to auto"},
         WrongArguments{{"--checkpoint-mmap", "on", "--transfer", "allgather", "--dp", "2"},
                        "shards in memory of its own; set it to auto"},
+        WrongArguments{{"--host-weights-mode", "on"},
+                       "must be one of disabled, preferred, required"},
+        WrongArguments{{"--host-weights-mode", "preferred", "--transfer", "rank-local"},
+                       "there is no store to look into; set host_weights.root"},
+        WrongArguments{{"--host-weight-runtime-mode", "required"},
+                       "(flag --host-weight-runtime-mode), but there is no store to look into"},
+        WrongArguments{{"--host-weights-mode", "required", "--host-weights-root", "/w",
+                        "--transfer", "rank-local", "--checkpoint-mmap", "on"},
+                       "host_weights.mode is required, where weights come from artifacts or are "
+                       "loaded to make them; set it to auto"},
         WrongArguments{{"--metrics-listen", "9464"},
                        "metrics_listen is \"9464\" (flag --metrics-listen), but must be HOST:PORT "
                        "such as 127.0.0.1:9464 or [::1]:9464; or empty for no metrics"},
@@ -424,6 +454,23 @@ TEST(ServeConfigTest, OlderOffloadersAreTakenAndReportedAsSuperseded) {
               ::testing::StartsWith("# --enable-cpu-offload is superseded"));
 }
 
+TEST(ServeConfigTest, AStoreThatIsNotUsedIsReported) {
+  const auto notices = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(),
+                     {"--host-weights-mode", "required", "--host-weights-root", "/w"});
+    const absl::StatusOr<ServeCommand> command = Parse(std::move(arguments));
+    EXPECT_TRUE(command.ok()) << command.status();
+    return command->config.notices;
+  };
+  EXPECT_THAT(notices({}), ::testing::ElementsAre(HasSubstr(
+                               "host_weights.mode is required, but with offload.transfer none "
+                               "workers use no artifacts and leave the store alone")));
+  EXPECT_THAT(notices({"--transfer", "allgather", "--dp", "2"}),
+              ::testing::ElementsAre(HasSubstr("offload.transfer allgather")));
+  EXPECT_THAT(notices({"--transfer", "allgather"}), ::testing::IsEmpty());  // nothing to gather
+  EXPECT_THAT(notices({"--transfer", "rank-local", "--dp", "2"}), ::testing::IsEmpty());
+}
+
 TEST(ServeConfigTest, GoodAddressesAreTaken) {
   for (const char* address :
        {"127.0.0.1:0", "localhost:65535", "[::]:50051", "0.0.0.0:1", "unix:/x"}) {
@@ -501,6 +548,39 @@ TEST_F(CheckTest, Fp8IsShownInTheSizeAndRulesMappingOut) {
                     HasSubstr("host weights of text_encoder: blocks in the pages of 1 file"),
                     HasSubstr("host weights of transformer: blocks in private memory "
                               "(online-quantization): weights are quantised while they are")));
+}
+
+TEST_F(CheckTest, WhatAStartWouldDoWithTheStoreIsShown) {
+  config_.model.dtype = DType::kBF16;
+  config_.host_weights.mode = hwr::Mode::kPreferred;
+  config_.host_weights.root = folder_.path() / "store";
+  // Not with blocks that stay on the device.
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(), Not(HasSubstr("host weights")));
+
+  config_.offload.transfer = WeightTransfer::kRankLocal;
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(
+      out_.str(),
+      AllOf(HasSubstr("host weights: mode preferred, store " + config_.host_weights.root.string()),
+            HasSubstr("a start loads the checkpoint and stores an artifact"),
+            HasSubstr("host weights of transformer: blocks in private memory (canonical)")));
+  EXPECT_FALSE(std::filesystem::exists(config_.host_weights.root));
+  config_.host_weights.mode = hwr::Mode::kRequired;
+  EXPECT_FALSE(Check().ok());
+
+  auto opened = hwr::Store::Open({.root = config_.host_weights.root});
+  auto* const store = std::get_if<std::unique_ptr<hwr::Store>>(&opened);
+  ASSERT_NE(store, nullptr) << std::get<hwr::Failure>(opened).Text();
+  EXPECT_THAT(Check().message(), HasSubstr("miss"));
+  const auto artifact = DescribeHostWeights(root(), {.dtype = DType::kBF16});
+  ASSERT_TRUE(artifact.ok()) << artifact.status();
+  CheckpointProducer producer(*artifact);
+  ASSERT_EQ((*store)->Publish(artifact->identity, artifact->layout, producer, {}).outcome,
+            hwr::PublicationOutcome::kPublished);
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(), HasSubstr("artifact " + artifact->identity.key + " is there"));
+  EXPECT_THAT(out_.str(), Not(HasSubstr("host weights of transformer")));
 }
 
 TEST_F(CheckTest, AConfigurationThatDoesNotFitTheWeightsIsFound) {

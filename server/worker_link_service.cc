@@ -117,10 +117,14 @@ class LinkSession : public grpc::ServerBidiReactor<v1::FromWorker, v1::ToWorker>
   void Handle() {
     switch (in_.message_case()) {
       case v1::FromWorker::kReady:
+        if (in_.ready().has_startup()) {
+          events_->OnStartup(rank_, std::move(*in_.mutable_ready()->mutable_startup()));
+        }
         events_->OnReady(rank_);
         break;
       case v1::FromWorker::kLoadFailed: {
         const v1::LoadFailed& failed = in_.load_failed();
+        if (failed.has_startup()) events_->OnStartup(rank_, failed.startup());
         events_->OnStartFailed(
             rank_, absl::Status(static_cast<absl::StatusCode>(failed.code()),
                                 absl::StrCat("could not load the model: ", failed.message())));

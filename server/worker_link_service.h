@@ -32,6 +32,8 @@ class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
   virtual void OnAttached(int rank, uint64_t incarnation) = 0;
+  // How a start went, before OnReady or OnStartFailed.
+  virtual void OnStartup(int rank, v1::StartupRecord record) = 0;
   virtual void OnReady(int rank) = 0;
   // It will not become ready: its model cannot be loaded, or it was refused. The message has the
   // worker as its subject.

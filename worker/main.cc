@@ -39,6 +39,10 @@ struct Flags {
   int resident_layers = 0;
   int64_t device_memory_limit = 0;
   std::string checkpoint_mmap = "auto";
+  std::string host_weights_mode = "disabled";
+  std::string host_weights_validation = "metadata";
+  dlo::HostWeightStoreOptions host_weights;
+  int64_t host_weights_wait_s = 600;
   int64_t host_memory_limit = 0;
   std::string log_level = "info";
   std::string print_recorder;
@@ -66,6 +70,21 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "bytes that the streamed blocks of all ranks on this host may take; 0: no limit");
+  app.add_option("--host-weights-mode", flags.host_weights_mode,
+                 "whether weights come from the store of weights in their final layout")
+      ->check(CLI::IsMember({"disabled", "preferred", "required"}));
+  app.add_option("--host-weights-root", flags.host_weights.root, "its folder on this host");
+  app.add_option("--host-weights-validation", flags.host_weights_validation,
+                 "how much of an artifact is looked at before it is used")
+      ->check(CLI::IsMember({"metadata", "full"}));
+  app.add_option("--host-weights-max-store-bytes", flags.host_weights.max_store_bytes,
+                 "of all files of the store; 0: what the store says");
+  app.add_option("--host-weights-min-free-bytes", flags.host_weights.min_free_bytes,
+                 "that stay free on its filesystem; 0: what the store says");
+  app.add_option("--host-weights-wait-s", flags.host_weights_wait_s,
+                 "seconds for which locks of other processes are waited for");
+  app.add_flag("--model-from-hub", flags.host_weights.from_hub,
+               "--model is a snapshot in the Hugging Face cache");
   app.add_option("--rendezvous-fd", flags.group.rendezvous_fd,
                  "an inherited listening socket on which this rank serves the others' meeting");
   app.add_option("--rendezvous", flags.group.rendezvous, "IP:PORT where another rank does");
@@ -87,7 +106,8 @@ std::vector<int> WeightRanks(const dlo::RankGroupOptions& group) {
   return ranks;
 }
 
-absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* recorder) {
+absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* recorder,
+                                         dlo::StartupReport* report) {
   if (flags.model.empty()) return absl::InvalidArgumentError("--model is missing");
   ASSIGN_OR_RETURN(const dlo::DType dtype, dlo::ParseDType(flags.dtype));
   dlo::PipelineOptions options = {.root = flags.model,
@@ -98,6 +118,8 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
                                   .device_memory_limit_bytes = flags.device_memory_limit,
                                   .host_memory_limit_bytes = flags.host_memory_limit,
                                   .processes_on_host = flags.group.parallel.dp,
+                                  .host_weights = flags.host_weights,
+                                  .report = report,
                                   .rank = flags.worker.options.rank,
                                   .recorder = recorder};
   dlo::RankGroupOptions& group = flags.group;
@@ -108,6 +130,10 @@ absl::StatusOr<dlo::LoadedPipeline> Load(Flags& flags, dlo::FlightRecorder* reco
   if (group.transfer != dlo::WeightTransfer::kNone) options.stream_slots = flags.slots;
   ASSIGN_OR_RETURN(options.checkpoint_mmap, dlo::ParseCheckpointMmap(flags.checkpoint_mmap));
   ASSIGN_OR_RETURN(options.quantization, dlo::ParseOnlineQuantization(flags.quantization));
+  ASSIGN_OR_RETURN(options.host_weights.mode, dlo::hwr::ParseMode(flags.host_weights_mode));
+  ASSIGN_OR_RETURN(options.host_weights.validation,
+                   dlo::hwr::ParseValidation(flags.host_weights_validation));
+  options.host_weights.wait = absl::Seconds(flags.host_weights_wait_s);
   group.timeouts.operation = absl::Seconds(flags.collective_timeout_s);
   ASSIGN_OR_RETURN(dlo::RankCommunicators groups, dlo::JoinRankGroups(group));
   options.weight_group = std::move(groups.weights);
@@ -154,5 +180,7 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
   dlo::StartLogging("dlo-worker " + std::to_string(flags.worker.options.rank), flags.log_level);
   return dlo::RunWorker(flags.worker.options,
-                        [&flags](dlo::FlightRecorder* recorder) { return Load(flags, recorder); });
+                        [&flags](dlo::FlightRecorder* recorder, dlo::StartupReport* report) {
+                          return Load(flags, recorder, report);
+                        });
 }

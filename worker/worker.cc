@@ -18,6 +18,7 @@
 #include "worker/failpoints.h"
 #include "worker/link_client.h"
 #include "worker/memory_sampler.h"
+#include "worker/startup_record.h"
 #include "worker/wave_runner.h"
 
 namespace dlo {
@@ -173,11 +174,12 @@ absl::StatusOr<std::unique_ptr<FlightRecorder>> OpenRecorder(const WorkerOptions
 }
 
 // Tells dlo-serve, which ends us otherwise before it has heard.
-int FailToStart(LinkClient& link, const absl::Status& status) {
+int FailToStart(LinkClient& link, const absl::Status& status, const StartupReport& report) {
   spdlog::error("cannot load the model: {}", std::string(status.message()));
   v1::FromWorker message;
   message.mutable_load_failed()->set_code(static_cast<int>(status.code()));
   message.mutable_load_failed()->set_message(std::string(status.message()));
+  *message.mutable_load_failed()->mutable_startup() = ToProto(report);
   link.Send(std::move(message));
   link.Close(kCloseTimeout);
   return 1;
@@ -217,7 +219,9 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
     spdlog::info("attached to dlo-serve at {}", options.connect);
     if (options.on_welcome) {
       const absl::Status status = options.on_welcome(*welcome);
-      if (!status.ok()) return FailToStart(link, status);
+      if (!status.ok()) {
+        return FailToStart(link, status, {.record = {.outcome = hwr::Outcome::kFailed}});
+      }
     }
   }
 
@@ -228,14 +232,18 @@ int RunWorker(const WorkerOptions& options, const PipelineLoader& load) {
   };
   failpoints.OnLoading();
   const FlightToken loading = (*recorder)->Begin(FlightOp::kLoad);
-  absl::StatusOr<LoadedPipeline> loaded = load(recorder->get());
+  StartupReport report;
+  absl::StatusOr<LoadedPipeline> loaded = load(recorder->get(), &report);
   (*recorder)->End(loading, loaded.ok());
-  if (!loaded.ok()) return FailToStart(link, loaded.status());
+  // It may have failed before anything was decided.
+  if (!loaded.ok()) report.record.outcome = hwr::Outcome::kFailed;
+  LogStartup(report);
+  if (!loaded.ok()) return FailToStart(link, loaded.status(), report);
   WaveRunner runner(loaded->pipeline.get(), options.rank, send, recorder->get());
   mailbox.SetRunner(&runner);
   memory.SetPipeline(loaded->pipeline.get());
   v1::FromWorker ready;
-  ready.mutable_ready();
+  *ready.mutable_ready()->mutable_startup() = ToProto(report);
   send(std::move(ready));
   while (std::optional<v1::Assignment> assignment = mailbox.Take()) {
     const absl::Status status = runner.Run(*assignment);

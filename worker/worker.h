@@ -1,6 +1,7 @@
 // A worker process from its start to its exit code.
 //
-//   return RunWorker({.link_fd = 3, .rank = 0}, [&](FlightRecorder* recorder) { return Load(); });
+//   return RunWorker({.link_fd = 3, .rank = 0},
+//                    [&](FlightRecorder* recorder, StartupReport* report) { return Load(); });
 //
 // Attaches to dlo-serve, loads the pipeline, runs one assignment after another on the calling
 // thread, and returns 0 when dlo-serve asks it to drain. Returns 1 when the pipeline cannot be
@@ -58,8 +59,9 @@ struct LoadedPipeline {
   std::unique_ptr<VideoPipeline> pipeline;
   std::vector<int> weight_ranks = {};  // of its weight group, by their rank in it
 };
-// The recorder outlives the pipeline.
-using PipelineLoader = std::function<absl::StatusOr<LoadedPipeline>(FlightRecorder* recorder)>;
+// The recorder outlives the pipeline. The report is filled in also by a load that fails.
+using PipelineLoader =
+    std::function<absl::StatusOr<LoadedPipeline>(FlightRecorder* recorder, StartupReport* report)>;
 
 int RunWorker(const WorkerOptions& options, const PipelineLoader& load);
 

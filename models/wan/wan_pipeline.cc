@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -25,6 +26,7 @@
 #include "loader/checkpoint.h"
 #include "loader/host_table.h"
 #include "loader/host_weight_plan.h"
+#include "loader/hwr/lease.h"
 #include "models/component_weights.h"
 #include "models/cpu_allocator.h"
 #include "models/model_card.h"
@@ -149,9 +151,10 @@ absl::StatusOr<std::vector<Source>> OpenSources(const std::filesystem::path& roo
 absl::StatusOr<ComponentWeights> LoadComponent(const OffloadComponent& component,
                                                const Source& source, Device& device, int threads,
                                                const WeightPlacement& placement,
-                                               const ComponentPlan* plan) {
+                                               const ComponentPlan* plan,
+                                               std::atomic<int64_t>* read_bytes) {
   // OpenSources has seen to it that nothing is left over.
-  const LoadOptions options = {.partial = true, .threads = threads};
+  const LoadOptions options = {.partial = true, .threads = threads, .read_bytes = read_bytes};
   absl::StatusOr<ComponentWeights> weights =
       plan != nullptr && plan->mapped()
           ? ComponentWeights::LoadMapped(source.checkpoint, component.specs, device, options,
@@ -425,9 +428,10 @@ absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes)
 // Where the host's copies of streamed blocks come from; each component's answer is logged. Empty
 // unless blocks are streamed whole.
 absl::StatusOr<HostWeightPlan> PlanSources(const PipelineOptions& options, const Device& device,
-                                           const std::vector<Source>& sources) {
+                                           const std::vector<Source>& sources, bool may_map) {
   if (options.stream_slots == 0 || options.weight_group != nullptr) return HostWeightPlan();
   const HostWeightSettings settings = {.mmap = options.checkpoint_mmap,
+                                       .canonical = !may_map,
                                        .packs = device.kind() == DeviceKind::kCpu};
   std::vector<ComponentNeeds> needs;
   std::vector<WeightSource> described;
@@ -508,104 +512,260 @@ absl::StatusOr<int64_t> ResidentBlocks(const PipelineOptions& options, const Wan
       options.stream_slots, options.device_memory_limit_bytes);
 }
 
-absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
-  RETURN_IF_ERROR(CheckOptions(options));
-  ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
-  ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(kind, 0));
-  if (kind == DeviceKind::kCpu) CountCpuTensors();
-  if (options.threads > 0) at::set_num_threads(options.threads);
-  ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
+// A pipeline in the making; see models/model_startup.h. What Create finds out no attempt changes.
+class WanBuilder : public ModelBuilder {
+ public:
+  static absl::StatusOr<std::unique_ptr<WanBuilder>> Create(const PipelineOptions& options) {
+    RETURN_IF_ERROR(CheckOptions(options));
+    ASSIGN_OR_RETURN(WanConfig config, ReadWanConfig(options.root));
+    ASSIGN_OR_RETURN(const DeviceKind kind, ParseDeviceKind(options.device));
+    if (kind == DeviceKind::kCpu) CountCpuTensors();
+    if (options.threads > 0) at::set_num_threads(options.threads);
+    ASSIGN_OR_RETURN(std::unique_ptr<T5Tokenizer> tokenizer, LoadTokenizer(options.root, config));
+    OffloadPlan plan = WanOffloadPlan(config, options.dtype, options.quantization);
+    RETURN_IF_ERROR(CheckOffloadPlan(plan, WanComponentNames(config)));
+    ASSIGN_OR_RETURN(const int64_t resident_blocks, ResidentBlocks(options, config, plan));
+    return std::unique_ptr<WanBuilder>(new WanBuilder(
+        options, std::move(config), kind, std::move(tokenizer), std::move(plan), resident_blocks));
+  }
 
-  const OffloadPlan plan = WanOffloadPlan(config, options.dtype, options.quantization);
-  RETURN_IF_ERROR(CheckOffloadPlan(plan, WanComponentNames(config)));
-  const bool streams = options.stream_slots > 0;
-  ASSIGN_OR_RETURN(const int64_t resident_blocks, ResidentBlocks(options, config, plan));
-  const auto placement = [&](const OffloadComponent& component) {
+  absl::Status Restore(const hwr::Lease& lease) override {
+    return CatchTorch([&] { return MapWeights(lease); });
+  }
+  absl::Status Load(bool may_map) override {
+    return CatchTorch([&] { return LoadWeights(may_map); });
+  }
+  absl::Status Enable(std::shared_ptr<const hwr::Lease> lease) override {
+    return CatchTorch([&] { return MakeStreamer(std::move(lease)); });
+  }
+
+  void Discard() override {
+    streamer_.reset();
+    tokens_.reset();
+    weights_.clear();
+    lease_.reset();
+    device_.reset();
+    sources_.clear();
+    backings_.clear();
+    mapped_bytes_ = 0;
+  }
+
+  absl::Status CopyPart(const std::string& component, int part, std::byte* to) override {
+    return weights_.at(component).CopyPart(part, to);
+  }
+  const std::byte* part_data(const std::string& component, int part) override {
+    return weights_.at(component).part_data(part);
+  }
+
+  int64_t read_bytes() const override { return read_bytes_; }
+  int64_t mapped_bytes() const override { return mapped_bytes_; }
+  int64_t pinned_bytes() const override {
+    return device_ == nullptr ? 0 : device_->memory().host_bytes;
+  }
+  std::vector<HostBacking> backings() const override { return backings_; }
+
+  // After Enable, once.
+  std::unique_ptr<VideoPipeline> Finish() {
+    Umt5Encoder text_encoder(config_.text_encoder, std::move(weights_.at("text_encoder")),
+                             *std::move(tokens_));
+    std::vector<WanTransformer> experts;
+    experts.emplace_back(config_.transformer, std::move(weights_.at("transformer")));
+    if (config_.transformer_2) {
+      experts.emplace_back(*config_.transformer_2, std::move(weights_.at("transformer_2")));
+    }
+    std::optional<ComponentWeights> vae_weights = std::move(weights_.at("vae"));
+    std::optional<WanVae> vae;
+    if (!streams()) {
+      vae.emplace(config_.vae, [&](const std::string& name) { return vae_weights->tensor(name); });
+      vae_weights.reset();
+    }
+    return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config_),
+                                                       .device = std::move(device_),
+                                                       .lease = std::move(lease_),
+                                                       .weight_group = options_.weight_group,
+                                                       .streamer = std::move(streamer_),
+                                                       .tokenizer = std::move(tokenizer_),
+                                                       .text_encoder = std::move(text_encoder),
+                                                       .experts = std::move(experts),
+                                                       .vae = std::move(vae),
+                                                       .vae_weights = std::move(vae_weights),
+                                                       .resident_blocks = resident_blocks_,
+                                                       .rank = options_.rank});
+  }
+
+ private:
+  WanBuilder(const PipelineOptions& options, WanConfig config, DeviceKind kind,
+             std::unique_ptr<T5Tokenizer> tokenizer, OffloadPlan plan, int64_t resident_blocks)
+      : options_(options),
+        config_(std::move(config)),
+        kind_(kind),
+        tokenizer_(std::move(tokenizer)),
+        plan_(std::move(plan)),
+        resident_blocks_(resident_blocks) {}
+
+  bool streams() const { return options_.stream_slots > 0; }
+
+  // The checkpoint as it is now, and a device without weights.
+  absl::Status Begin() {
+    ASSIGN_OR_RETURN(device_, OpenDevice(kind_, 0));
+    ASSIGN_OR_RETURN(sources_, OpenSources(options_.root, config_, options_.dtype,
+                                           options_.quantization));
+    return absl::OkStatus();
+  }
+
+  WeightPlacement Placement(const OffloadComponent& component) const {
     WeightPlacement placement;
-    if (!streams) return placement;
+    if (!streams()) return placement;
     placement.kind =
         component.ring ? WeightPlacement::Kind::kStreamed : WeightPlacement::Kind::kStaged;
-    if (component.ring && options.weight_group != nullptr) {
-      placement.shard = options.weight_group->rank();
-      placement.shards = options.weight_group->size();
+    if (component.ring && options_.weight_group != nullptr) {
+      placement.shard = options_.weight_group->rank();
+      placement.shards = options_.weight_group->size();
     }
-    if (component.stage == ComponentStage::kDenoise) placement.resident_blocks = resident_blocks;
+    if (component.stage == ComponentStage::kDenoise) placement.resident_blocks = resident_blocks_;
     return placement;
-  };
-  ASSIGN_OR_RETURN(const std::vector<Source> sources,
-                   OpenSources(options.root, config, options.dtype, options.quantization));
-  ASSIGN_OR_RETURN(const HostWeightPlan host_plan, PlanSources(options, *device, sources));
-  if (streams) {
-    int64_t need_bytes = 0;
-    for (const OffloadComponent& component : plan.components) {
+  }
+
+  int64_t HostBlockBytes(const HostWeightPlan& host_plan) const {
+    int64_t bytes = 0;
+    for (const OffloadComponent& component : plan_.components) {
       const ComponentPlan* mapped = host_plan.Find(component.name);
       // The kernel can take pages of a file back.
-      need_bytes += mapped != nullptr && mapped->mapped()
-                        ? mapped->cast_bytes
-                        : ComponentWeights::HostBlockBytes(component.specs, placement(component));
+      bytes += mapped != nullptr && mapped->mapped()
+                   ? mapped->cast_bytes
+                   : ComponentWeights::HostBlockBytes(component.specs, Placement(component));
     }
-    RETURN_IF_ERROR(CheckHostMemory(options, need_bytes));
+    return bytes;
   }
 
-  std::map<std::string, ComponentWeights> weights;
-  std::optional<HostTable> tokens;
-  for (size_t i = 0; i < plan.components.size(); ++i) {
-    const OffloadComponent& component = plan.components[i];
-    ASSIGN_OR_RETURN(ComponentWeights loaded,
-                     LoadComponent(component, sources[i], *device, options.threads,
-                                   placement(component), host_plan.Find(component.name)));
-    weights.emplace(component.name, std::move(loaded));
-    if (component.stage == ComponentStage::kText) {
-      ASSIGN_OR_RETURN(tokens,
-                       HostTable::Create(sources[i].checkpoint,
-                                         Umt5TokenTable(config.text_encoder, options.dtype)));
+  absl::Status MapWeights(const hwr::Lease& lease) {
+    RETURN_IF_ERROR(Begin());
+    for (const OffloadComponent& component : plan_.components) {
+      const int index = lease.FindComponent(component.name);
+      if (index < 0) {
+        return absl::InternalError(absl::StrCat("the artifact has no ", component.name));
+      }
+      FinalParts parts = {.file = &lease.file(index)};
+      const hwr::ArtifactComponent& layout = lease.layout()[index];
+      for (int part = 0; part < static_cast<int>(layout.parts.size()); ++part) {
+        parts.offsets.push_back(hwr::PartOffset(layout, part));
+      }
+      absl::StatusOr<ComponentWeights> weights = ComponentWeights::Map(
+          std::move(parts), component.specs, *device_, options_.threads, Placement(component));
+      if (!weights.ok()) return Annotate(weights.status(), component.name);
+      weights_.emplace(component.name, *std::move(weights));
+      backings_.push_back({.component = component.name, .backing = "artifact"});
     }
+    mapped_bytes_ = lease.bytes();
+    return MakeTokens();
   }
 
-  std::unique_ptr<BlockStreamer> streamer;
-  if (streams) {
+  absl::Status LoadWeights(bool may_map) {
+    RETURN_IF_ERROR(Begin());
+    ASSIGN_OR_RETURN(const HostWeightPlan host_plan,
+                     PlanSources(options_, *device_, sources_, may_map));
+    if (streams()) RETURN_IF_ERROR(CheckHostMemory(options_, HostBlockBytes(host_plan)));
+    for (size_t i = 0; i < plan_.components.size(); ++i) {
+      const OffloadComponent& component = plan_.components[i];
+      const ComponentPlan* planned = host_plan.Find(component.name);
+      ASSIGN_OR_RETURN(ComponentWeights loaded,
+                       LoadComponent(component, sources_[i], *device_, options_.threads,
+                                     Placement(component), planned, &read_bytes_));
+      weights_.emplace(component.name, std::move(loaded));
+      HostBacking& backing = backings_.emplace_back(
+          HostBacking{.component = component.name, .backing = streams() ? "memory" : "device"});
+      if (planned == nullptr) continue;
+      if (planned->mapped()) {
+        backing.backing = "checkpoint";
+        mapped_bytes_ += planned->mapped_bytes;
+      } else {
+        backing.reason = std::string(PlanRefusalName(planned->refusal));
+        backing.message = planned->reason;
+      }
+    }
+    return MakeTokens();
+  }
+
+  absl::Status MakeStreamer(std::shared_ptr<const hwr::Lease> lease) {
+    lease_ = std::move(lease);
+    if (!streams()) return absl::OkStatus();
     std::vector<std::vector<HostBlock>> rings;
-    for (const OffloadComponent& component : plan.components) {
+    for (const OffloadComponent& component : plan_.components) {
       if (!component.ring) continue;
       rings.resize(std::max<size_t>(rings.size(), *component.ring + 1));
-      rings[*component.ring] = weights.at(component.name).host_blocks();
+      rings[*component.ring] = weights_.at(component.name).host_blocks();
     }
-    if (options.weight_group != nullptr) RETURN_IF_ERROR(Agree(options, *device, rings));
-    ASSIGN_OR_RETURN(streamer, BlockStreamer::Create(
-                                   *device, std::move(rings),
-                                   {.slots = options.stream_slots, .recorder = options.recorder},
-                                   options.weight_group.get()));
+    if (options_.weight_group != nullptr) RETURN_IF_ERROR(Agree(options_, *device_, rings));
+    ASSIGN_OR_RETURN(streamer_, BlockStreamer::Create(
+                                    *device_, std::move(rings),
+                                    {.slots = options_.stream_slots, .recorder = options_.recorder},
+                                    options_.weight_group.get()));
+    if (lease_ != nullptr) RETURN_IF_ERROR(FetchFirst());
     // There is room for the slots; they come back with the first request.
-    RETURN_IF_ERROR(streamer->Stop());
-    for (const OffloadComponent& component : plan.components) {
-      if (component.ring) weights.at(component.name).StreamFrom(*streamer, *component.ring);
+    RETURN_IF_ERROR(streamer_->Stop());
+    for (const OffloadComponent& component : plan_.components) {
+      if (component.ring) weights_.at(component.name).StreamFrom(*streamer_, *component.ring);
     }
+    return absl::OkStatus();
   }
-  Umt5Encoder text_encoder(config.text_encoder, std::move(weights.at("text_encoder")),
-                           *std::move(tokens));
-  std::vector<WanTransformer> experts;
-  experts.emplace_back(config.transformer, std::move(weights.at("transformer")));
-  if (config.transformer_2) {
-    experts.emplace_back(*config.transformer_2, std::move(weights.at("transformer_2")));
+
+  absl::Status MakeTokens() {
+    for (size_t i = 0; i < plan_.components.size(); ++i) {
+      if (plan_.components[i].stage != ComponentStage::kText) continue;
+      ASSIGN_OR_RETURN(tokens_,
+                       HostTable::Create(sources_[i].checkpoint,
+                                         Umt5TokenTable(config_.text_encoder, options_.dtype)));
+    }
+    return absl::OkStatus();
   }
-  std::optional<ComponentWeights> vae_weights = std::move(weights.at("vae"));
-  std::optional<WanVae> vae;
-  if (!streams) {
-    vae.emplace(config.vae, [&](const std::string& name) { return vae_weights->tensor(name); });
-    vae_weights.reset();
+
+  // The first blocks of a default request, so that an artifact that cannot be read is not found out
+  // by a user's.
+  absl::Status FetchFirst() {
+    ASSIGN_OR_RETURN(const std::unique_ptr<ModelCard> card, ReadModelCard(options_.root));
+    VideoSettings settings;
+    card->Resolve({}, /*random_seed=*/0, &settings);
+    ASSIGN_OR_RETURN(VisitPlan plan, WanVisitPlan(config_, settings, resident_blocks_));
+    RETURN_IF_ERROR(streamer_->Start(std::move(plan)));
+    return streamer_->Acquire(kWanTextRing).status();
   }
-  return std::make_unique<WanPipeline>(WanComponents{.config = std::move(config),
-                                                     .device = std::move(device),
-                                                     .weight_group = options.weight_group,
-                                                     .streamer = std::move(streamer),
-                                                     .tokenizer = std::move(tokenizer),
-                                                     .text_encoder = std::move(text_encoder),
-                                                     .experts = std::move(experts),
-                                                     .vae = std::move(vae),
-                                                     .vae_weights = std::move(vae_weights),
-                                                     .resident_blocks = resident_blocks,
-                                                     .rank = options.rank});
+
+  const PipelineOptions& options_;
+  WanConfig config_;
+  const DeviceKind kind_;
+  std::unique_ptr<T5Tokenizer> tokenizer_;
+  const OffloadPlan plan_;
+  const int64_t resident_blocks_;
+
+  // Of one attempt, in the order of their dependence.
+  std::unique_ptr<Device> device_;
+  std::shared_ptr<const hwr::Lease> lease_;
+  std::vector<Source> sources_;
+  std::map<std::string, ComponentWeights> weights_;
+  std::optional<HostTable> tokens_;
+  std::unique_ptr<BlockStreamer> streamer_;
+  std::vector<HostBacking> backings_;
+  std::atomic<int64_t> read_bytes_ = 0;  // of all attempts
+  int64_t mapped_bytes_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<VideoPipeline>> Load(const PipelineOptions& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<WanBuilder> builder, WanBuilder::Create(options));
+  ModelStartupOptions startup = {.root = options.root,
+                                 .dtype = options.dtype,
+                                 .quantization = options.quantization,
+                                 .store = options.host_weights,
+                                 .threads = options.threads,
+                                 .on_state = options.on_startup_state};
+  if (options.stream_slots == 0) {
+    startup.direct = "all weights stay on the device";
+  } else if (options.weight_group != nullptr) {
+    startup.direct = "ranks share the weights of their group";
+  }
+  StartupReport report;
+  RETURN_IF_ERROR(
+      BuildModel(startup, *builder, options.report != nullptr ? options.report : &report));
+  return builder->Finish();
 }
 
 }  // namespace

@@ -26,9 +26,15 @@
 
 namespace dlo {
 
+namespace hwr {
+class Lease;
+}
+
 struct WanComponents {
   WanConfig config;
-  std::unique_ptr<Device> device;              // outlives every weight below
+  std::unique_ptr<Device> device;  // outlives every weight below
+  // What weights are mapped by, which outlives them; null: none are, or by their checkpoint alone.
+  std::shared_ptr<const hwr::Lease> lease;
   std::shared_ptr<Communicator> weight_group;  // null: none
   std::unique_ptr<BlockStreamer> streamer;     // null: all blocks are resident
   std::unique_ptr<T5Tokenizer> tokenizer;

@@ -3,6 +3,7 @@
 //   --load-error=TEXT   the model cannot be loaded
 //   --load-signal=N     dies while loading
 //   --load-hold=PATH    loads until PATH exists; %r in it is the rank
+//   --startup-record    says that it found no artifact and published one
 //   --build-id=TEXT     pretends to be of another build
 //   --keepalive-ms=N    of a link to another host: interval and timeout
 //   --connect-timeout-ms=N
@@ -95,6 +96,23 @@ class LooseWorker : public LinkHandler {
   std::unique_ptr<LinkClient> link_;
 };
 
+hwr::StartupRecord FallbackRecord() {
+  hwr::StartupRecord record{.resolution_id = "scripted",
+                            .mode = hwr::Mode::kPreferred,
+                            .outcome = hwr::Outcome::kCanonicalFallback,
+                            .key = "0123"};
+  record.attempts.push_back({.stage = hwr::Stage::kLookup,
+                             .result = hwr::AttemptResult::kMiss,
+                             .reason = hwr::Reason::kMiss,
+                             .retryable = true,
+                             .next = hwr::NextAction::kCanonicalFallback,
+                             .message = "no such artifact"});
+  record.phase(hwr::Phase::kLoad) = absl::Seconds(2);
+  record.bytes_read = 4096;
+  record.publication = {.outcome = hwr::PublicationOutcome::kPublished, .bytes = 2048};
+  return record;
+}
+
 }  // namespace
 }  // namespace dlo
 
@@ -108,6 +126,7 @@ int main(int argc, char** argv) {
   int load_signal = 0;
   bool stray = false;
   int keepalive_ms = 0;
+  dlo::hwr::StartupRecord startup{.resolution_id = "scripted"};
   app.allow_extras();
   flags.AddTo(app);
   int connect_timeout_ms = 0;
@@ -117,6 +136,7 @@ int main(int argc, char** argv) {
   app.add_option("--load-error", load_error);
   app.add_option("--load-signal", load_signal);
   app.add_option("--load-hold", load_hold);
+  app.add_flag_callback("--startup-record", [&startup] { startup = dlo::FallbackRecord(); });
   app.add_flag("--stray", stray);
   app.add_option("--send-hold", send_hold);
   CLI11_PARSE(app, argc, argv);
@@ -134,13 +154,16 @@ int main(int argc, char** argv) {
     while (true) pause();
   }
   using Loaded = absl::StatusOr<dlo::LoadedPipeline>;
-  return dlo::RunWorker(options, [&](dlo::FlightRecorder* recorder) -> Loaded {
-    load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
-    if (load_signal != 0) raise(load_signal);
-    while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
-      absl::SleepFor(absl::Milliseconds(2));
-    }
-    if (!load_error.empty()) return absl::NotFoundError(load_error);
-    return dlo::LoadedPipeline{dlo::NewScriptedPipeline(recorder)};
-  });
+  return dlo::RunWorker(
+      options, [&](dlo::FlightRecorder* recorder, dlo::StartupReport* report) -> Loaded {
+        report->record = startup;
+        report->components = {{.component = "transformer", .backing = "memory"}};
+        load_hold = absl::StrReplaceAll(load_hold, {{"%r", std::to_string(options.rank)}});
+        if (load_signal != 0) raise(load_signal);
+        while (!load_hold.empty() && !std::filesystem::exists(load_hold)) {
+          absl::SleepFor(absl::Milliseconds(2));
+        }
+        if (!load_error.empty()) return absl::NotFoundError(load_error);
+        return dlo::LoadedPipeline{dlo::NewScriptedPipeline(recorder)};
+      });
 }

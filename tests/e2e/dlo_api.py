@@ -124,6 +124,16 @@ class Api:
                                          response_deserializer=message_factory.GetMessageClass(method.output_type).FromString)
         return call(request, timeout=timeout)
 
+    def unary(self, name, timeout=30, **fields):
+        """The answer of a method with one."""
+        service = self.pool.FindServiceByName("dlo.v1.VideoGeneration")
+        method = service.FindMethodByName(name)
+        request = json_format.ParseDict(fields, message_factory.GetMessageClass(method.input_type)(), descriptor_pool=self.pool)
+        call = self.channel.unary_unary(f"/{service.full_name}/{method.name}",
+                                        request_serializer=lambda m: m.SerializeToString(),
+                                        response_deserializer=message_factory.GetMessageClass(method.output_type).FromString)
+        return call(request, timeout=timeout)
+
     def video(self, **fields):
         """Runs a request to its end: (bytes, last Job)."""
         data, job = bytearray(), None
