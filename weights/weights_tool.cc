@@ -121,9 +121,13 @@ absl::Status Prewarm(const Options& options, std::ostream& out) {
   const hwr::PublicationRecord record =
       store->Publish(artifact.identity, artifact.layout, producer,
                      {.deadline = absl::Now() + options.wait, .threads = options.threads});
-  if (record.outcome == hwr::PublicationOutcome::kFailed) return record.failure.ToStatus();
+  using Outcome = hwr::PublicationOutcome;
+  if (record.outcome != Outcome::kPublished && record.outcome != Outcome::kAlreadyPresent &&
+      record.outcome != Outcome::kJoined) {
+    return record.failure.ToStatus();
+  }
   out << "artifact: " << std::string(hwr::PublicationOutcomeName(record.outcome));
-  if (record.outcome == hwr::PublicationOutcome::kPublished) {
+  if (record.outcome == Outcome::kPublished) {
     out << ", " << RateText(record.bytes, record.time - record.waited);
     if (record.evicted > 0) out << ", " << record.evicted << " others evicted";
   }

@@ -205,7 +205,30 @@ READY = {
     "bad_nul": canonical(ready(READY_OF)) + b"\0",
 }
 
+# As models/wan/wan_test_repository.h has them: accepted in their own place.
+TRANSFORMER = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_dim": 32,
+    "ffn_dim": 32,
+    "num_layers": 2,
+    "rope_max_seq_len": 32,
+}
+TEXT_ENCODER = {
+    "model_type": "umt5",
+    "architectures": ["UMT5EncoderModel"],
+    "vocab_size": 256,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 37,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 CONFIG = {
+    "ok_transformer": json.dumps(TRANSFORMER).encode(),
+    "ok_text_encoder": json.dumps(TEXT_ENCODER).encode(),
     "ok_empty_object": b"{}",
     "ok_vae": json.dumps({"base_dim": 3, "num_res_blocks": 1, "dim_mult": [1, 1, 1, 1]}).encode(),
     "ok_scheduler": json.dumps({"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}).encode(),
