@@ -101,6 +101,8 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
                                       .family = "wan",
                                       .model_config = std::move(configs),
                                       .dtype = std::string(DTypeName(settings.dtype)),
+                                      .quantization = std::string(
+                                          OnlineQuantizationName(settings.quantization)),
                                       .layout = hwr::LayoutDigest(artifact.layout)}));
   return artifact;
 }
