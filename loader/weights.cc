@@ -69,8 +69,8 @@ struct LoadPlan {
   std::vector<std::unique_ptr<ScaleGroup>> groups;
 };
 
-// Some elements of one transfer: the unit of work. Of the runs `first_run` and following, `num_runs`
-// of them, the elements `begin` to `begin` + `count` of each.
+// Some elements of one transfer: the unit of work. Of the runs `first_run` and following,
+// `num_runs` of them, the elements `begin` to `begin` + `count` of each.
 struct Chunk {
   enum class Task { kLoad, kMeasure, kQuantize };
   const Transfer* transfer = nullptr;

@@ -109,9 +109,8 @@ TEST_F(ShortOfMemory, WhatCannotBeBroughtInStaysOutAndCanBeLater) {
         WeightPlacement{.kind = Kind::kStreamed, .resident_blocks = 3}}) {
     auto weights = Load(placement);
     ASSERT_TRUE(weights.ok()) << weights.status();
-    EXPECT_GT(FailUntilItSucceeds(
-                  &device_left_, [&] { return weights->BringIn(); }, "on the device"),
-              3);
+    EXPECT_GT(
+        FailUntilItSucceeds(&device_left_, [&] { return weights->BringIn(); }, "on the device"), 3);
     EXPECT_GT(device_->memory().used_bytes, 0);
     EXPECT_EQ(weights->tensor("proj_out.bias").dim(), 1);
     weights->PutOut();

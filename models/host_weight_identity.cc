@@ -96,14 +96,14 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
                                  .cache = settings.cache,
                                  .threads = settings.threads > 0 ? settings.threads : cores}));
   ASSIGN_OR_RETURN(std::string configs, ConfigDigest(root, names));
-  ASSIGN_OR_RETURN(artifact.identity,
-                   hwr::MakeIdentity({.source = artifact.sources.digest(),
-                                      .family = "wan",
-                                      .model_config = std::move(configs),
-                                      .dtype = std::string(DTypeName(settings.dtype)),
-                                      .quantization = std::string(
-                                          OnlineQuantizationName(settings.quantization)),
-                                      .layout = hwr::LayoutDigest(artifact.layout)}));
+  ASSIGN_OR_RETURN(
+      artifact.identity,
+      hwr::MakeIdentity({.source = artifact.sources.digest(),
+                         .family = "wan",
+                         .model_config = std::move(configs),
+                         .dtype = std::string(DTypeName(settings.dtype)),
+                         .quantization = std::string(OnlineQuantizationName(settings.quantization)),
+                         .layout = hwr::LayoutDigest(artifact.layout)}));
   return artifact;
 }
 

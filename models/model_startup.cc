@@ -78,12 +78,12 @@ class ModelStartup {
     const Decision decision = startup_.Resolve(
         [this](const std::filesystem::path& digests) -> absl::StatusOr<hwr::Startup::Identified> {
           const hwr::DigestCache cache(digests);
-          ASSIGN_OR_RETURN(artifact_,
-                           DescribeHostWeights(options_.root, {.dtype = options_.dtype,
+          ASSIGN_OR_RETURN(
+              artifact_, DescribeHostWeights(options_.root, {.dtype = options_.dtype,
                                                              .quantization = options_.quantization,
-                                                               .from_hub = options_.store.from_hub,
-                                                               .cache = &cache,
-                                                               .threads = options_.threads}));
+                                                             .from_hub = options_.store.from_hub,
+                                                             .cache = &cache,
+                                                             .threads = options_.threads}));
           return hwr::Startup::Identified{artifact_->identity, artifact_->sources.bytes_hashed()};
         });
     Tell();

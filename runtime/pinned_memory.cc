@@ -18,8 +18,8 @@ absl::StatusOr<std::unique_ptr<PinnedMemory>> PinnedMemory::Allocate(int64_t byt
   const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   const int64_t mapped_bytes =
       (std::max<int64_t>(bytes, 1) + page_bytes - 1) / page_bytes * page_bytes;
-  void* data = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                    0);
+  void* data =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate ", bytes, " bytes to pin: ", std::strerror(errno)));
@@ -29,9 +29,9 @@ absl::StatusOr<std::unique_ptr<PinnedMemory>> PinnedMemory::Allocate(int64_t byt
   for (int64_t begin = 0; begin < mapped_bytes; begin += piece_bytes) {
     const int64_t piece = std::min(piece_bytes, mapped_bytes - begin);
     if (absl::Status status = memory->calls_.pin(memory->data_ + begin, piece); !status.ok()) {
-      return absl::Status(
-          status.code(), absl::StrCat("cannot pin ", bytes, " bytes of host memory (", begin,
-                                      " are, the next ", piece, " are not): ", status.message()));
+      return absl::Status(status.code(),
+                          absl::StrCat("cannot pin ", bytes, " bytes of host memory (", begin,
+                                       " are, the next ", piece, " are not): ", status.message()));
     }
     ++memory->num_pinned_;
   }

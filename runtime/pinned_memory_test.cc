@@ -59,10 +59,9 @@ TEST(PinnedMemory, PinsWholePagesOfTheExactSizeInPieces) {
     ASSERT_TRUE(memory.ok()) << memory.status();
     data = (*memory)->data();
     EXPECT_EQ((*memory)->bytes(), 4 * kPage + 1);
-    EXPECT_THAT(driver.pinned_,
-                testing::ElementsAre(testing::Pair(data, 2 * kPage),
-                                     testing::Pair(data + 2 * kPage, 2 * kPage),
-                                     testing::Pair(data + 4 * kPage, kPage)));
+    EXPECT_THAT(driver.pinned_, testing::ElementsAre(testing::Pair(data, 2 * kPage),
+                                                     testing::Pair(data + 2 * kPage, 2 * kPage),
+                                                     testing::Pair(data + 4 * kPage, kPage)));
     (*memory)->data()[4 * kPage] = std::byte{1};
   }
   EXPECT_TRUE(driver.pinned_.empty());

@@ -54,7 +54,8 @@ at::Tensor Activate(at::Tensor y, Activation activation) {
   return activation == Activation::kGeluTanh ? at::gelu(y, "tanh") : y;
 }
 
-// Values a task should bring back at least, so that handing it to a thread costs less than it saves.
+// Values a task should bring back at least, so that handing it to a thread costs less than it
+// saves.
 constexpr int64_t kDequantizeGrain = 32768;
 
 // The weight in `dtype`, as part of `scratch`.

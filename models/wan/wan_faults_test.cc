@@ -41,7 +41,8 @@ class ThrowingForward : public testing::TestWithParam<int> {
  protected:
   // 0: resident.
   ThrowingForward() {
-    auto pipeline = LoadWanPipeline({.root = root_, .dtype = DType::kF32, .stream_slots = GetParam()});
+    auto pipeline =
+        LoadWanPipeline({.root = root_, .dtype = DType::kF32, .stream_slots = GetParam()});
     EXPECT_TRUE(pipeline.ok()) << pipeline.status();
     pipeline_ = *std::move(pipeline);
   }

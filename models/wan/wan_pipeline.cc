@@ -608,8 +608,8 @@ class WanBuilder : public ModelBuilder {
   // The checkpoint as it is now, and a device without weights.
   absl::Status Begin() {
     ASSIGN_OR_RETURN(device_, OpenDevice(kind_, 0));
-    ASSIGN_OR_RETURN(sources_, OpenSources(options_.root, config_, options_.dtype,
-                                           options_.quantization));
+    ASSIGN_OR_RETURN(sources_,
+                     OpenSources(options_.root, config_, options_.dtype, options_.quantization));
     return absl::OkStatus();
   }
 

@@ -35,15 +35,14 @@ class PinnedBuffer : public HostBuffer {
 };
 
 PinCalls RegistrationCalls() {
-  return {.pin =
-              [](std::byte* data, int64_t bytes) {
-                return FromCuda(cudaHostRegister(data, bytes, cudaHostRegisterDefault),
-                                "cudaHostRegister");
-              },
-          .unpin =
-              [](std::byte* data) {
-                return FromCuda(cudaHostUnregister(data), "cudaHostUnregister");
-              }};
+  return {
+      .pin =
+          [](std::byte* data, int64_t bytes) {
+            return FromCuda(cudaHostRegister(data, bytes, cudaHostRegisterDefault),
+                            "cudaHostRegister");
+          },
+      .unpin =
+          [](std::byte* data) { return FromCuda(cudaHostUnregister(data), "cudaHostUnregister"); }};
 }
 
 class CudaDevice : public Device {

@@ -3,10 +3,10 @@
 // Debian's gRPC is built without it: what one thread gives to gRPC by starting operations of a
 // call, and another thread is called back with or receives as a message, looks like a race. Linked
 // into a program, these functions take the place of libgrpc.so's for libgrpc++.so too. They tell
-// the sanitizer that all before the start of any operation happens before what follows the end of
-// any later one, in this process: a little more than gRPC promises, since which message is the
-// answer to which is not known here. Between two threads that exchange no message nothing is
-// hidden.
+// the sanitizer that all before the start of any operation, and in any callback, happens before
+// what follows the end of any later one, in this process: more than gRPC promises, since which
+// message is the answer to which is not known here. So a race between two callbacks is seen only
+// where they overlap.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <stdio.h>
@@ -65,8 +65,8 @@ const char* __tsan_default_options() { return "report_thread_leaks=0"; }
 
 // What libraries that are not built for the sanitizer hand between their own threads by atomics is
 // not seen: what the C library does for them (malloc, memcpy, sendmsg, close) is not looked at. All
-// accesses of our code are, but in what grpcpp's headers do with a call that has ended and around
-// its interceptors. fopen64: of a descriptor whose number gRPC had.
+// accesses of our code are, but in and after OnDone of a call that has ended and around
+// interceptors. fopen64: of a descriptor whose number gRPC had.
 const char* __tsan_default_suppressions() {
   return "called_from_lib:libabsl_cord.so\n"
          "called_from_lib:libabsl_graphcycles_internal.so\n"
