@@ -37,7 +37,7 @@ struct LoadOptions {
   std::vector<std::string> ignore_unexpected;
   // The specs are part of a model: names that none of them asks for are passed over.
   bool partial = false;
-  int threads = 0;  // 0: as many as the process may use cores
+  int threads = 0;                             // 0: as many as the process may use cores
   std::atomic<int64_t>* read_bytes = nullptr;  // counts bytes of files that are read
 };
 

@@ -101,7 +101,7 @@ class PartProducer {
 struct PublishOptions {
   absl::Time deadline = absl::InfiniteFuture();          // for the locks
   absl::Time builder_deadline = absl::InfiniteFuture();  // for another process that builds
-  int threads = 0;                               // that check sums in the final look
+  int threads = 0;                                       // that check sums in the final look
 };
 
 // Of inspection.
