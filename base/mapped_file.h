@@ -41,9 +41,10 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   absl::Span<const std::byte> bytes() const { return bytes_; }
 
-  // DATA_LOSS, saying what happened, unless the path (of Map: the descriptor) leads to the same file
-  // (device and inode) with the size and modification time of when it was mapped. Bytes copied out
-  // before a call that returns OK are those of the file that was mapped. One system call; allocates nothing if OK.
+  // DATA_LOSS, saying what happened, unless the path (of Map: the descriptor) leads to the same
+  // file (device and inode) with the size and modification time of when it was mapped. Bytes copied
+  // out before a call that returns OK are those of the file that was mapped. One system call;
+  // allocates nothing if OK.
   absl::Status CheckUnchanged() const;
 
   // DATA_LOSS naming `what` and the file: for a copy out of bytes() that failed.

@@ -2,13 +2,13 @@
 //
 //   bench_loading FOLDER [GIB [ROUNDS]]
 //
-// Writes a float32 checkpoint of GIB (2) GiB to FOLDER, which must be on a real disk, and removes it
-// at the end. With a cold page cache, in turns: read() of the whole file from front to back, loading
-// it as bfloat16, loading it as fp8, loading rank 0's half of its rows and of its columns, and
-// faulting its mapping in. With a warm one, on one thread and by its processor time: memcpy of the
-// same bytes between two buffers, casting between two buffers, and loading. Prints medians of ROUNDS
-// (5), and ratios of bytes a second; in memory both bytes read and bytes written count. Buffers begin
-// at a page, as those that weights are loaded to do, and have been written to before.
+// Writes a float32 checkpoint of GIB (2) GiB to FOLDER, which must be on a real disk, and removes
+// it at the end. With a cold page cache, in turns: read() of the whole file from front to back,
+// loading it as bfloat16, loading it as fp8, loading rank 0's half of its rows and of its columns,
+// and faulting its mapping in. With a warm one, on one thread and by its processor time: memcpy of
+// the same bytes between two buffers, casting between two buffers, and loading. Prints medians of
+// ROUNDS (5), and ratios of bytes a second; in memory both bytes read and bytes written count.
+// Buffers begin at a page, as those that weights are loaded to do, and have been written to before.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -170,8 +170,8 @@ class Bench {
     std::function<absl::Status()> run;
   };
 
-  // The first case is the measure of the others. `now` is a clock in seconds; `before` prepares each
-  // run.
+  // The first case is the measure of the others. `now` is a clock in seconds; `before` prepares
+  // each run.
   absl::Status Measure(const std::vector<Case>& cases, double (*now)(),
                        const std::function<absl::Status()>& before) {
     std::vector<std::vector<double>> seconds(cases.size());

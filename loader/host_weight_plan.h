@@ -7,8 +7,9 @@
 //
 // A component is mapped if every tensor that it needs has exactly one source in a folder of its
 // own, every tensor in that folder is needed, and the bytes of its streamed tensors are the run's
-// already, or an adapter says how they become so; none of them is quantised. Else the whole component is loaded as usual: what
-// half of it could do is of no use. Components are decided one by one.
+// already, or an adapter says how they become so; none of them is quantised. Else the whole
+// component is loaded as usual: what half of it could do is of no use. Components are decided one
+// by one.
 //
 // Pure, but for logging: reads neither files nor environment, mutates nothing; any thread. The plan
 // is computed once and handed on. Follows the preflight of

@@ -19,9 +19,10 @@
 namespace dlo {
 
 // One line for each component of the repository at `root` that is in order, e.g. "transformer: 225
-// tensors in 1 file, 8.7 MB in memory" (as `dtype` and `quantization` say); with `streaming` one more for each streamed component, with where the
-// host's copy of its blocks will be and why. Errors as ReadModelCard, T5Tokenizer::Load,
-// Checkpoint::Open, CheckTensors and CheckHostWeightPlan, for the first component that is not.
+// tensors in 1 file, 8.7 MB in memory" (as `dtype` and `quantization` say); with `streaming` one
+// more for each streamed component, with where the host's copy of its blocks will be and why.
+// Errors as ReadModelCard, T5Tokenizer::Load, Checkpoint::Open, CheckTensors and
+// CheckHostWeightPlan, for the first component that is not.
 absl::StatusOr<std::vector<std::string>> CheckModelFiles(
     const std::filesystem::path& root, DType dtype,
     const std::optional<HostWeightSettings>& streaming = std::nullopt,

@@ -39,8 +39,8 @@ struct QuantizedRows {
 };
 QuantizedRows QuantizeRows(const at::Tensor& x);  // [..., channels]
 
-// The same for a scaled weight, multiplied in float8_e4m3fn with x in QuantizedRows. CUDA only; b is
-// bfloat16, and in and out are multiples of 16.
+// The same for a scaled weight, multiplied in float8_e4m3fn with x in QuantizedRows. CUDA only; b
+// is bfloat16, and in and out are multiples of 16.
 at::Tensor ScaledLinear(const at::Tensor& x, const LinearWeights& w,
                         Activation activation = Activation::kNone);
 
