@@ -53,6 +53,11 @@ TEST_F(HostWeightIdentityTest, EverySpellingAndCopyOfAModelHasTheSameKey) {
 TEST_F(HostWeightIdentityTest, DTypeWeightsAndConfigurationChangeTheKey) {
   std::set<std::string> keys = {Key()};
   EXPECT_TRUE(keys.insert(Describe(root(), DType::kF32).identity.key).second);
+  const auto quantised =
+      DescribeHostWeights(root(), {.quantization = OnlineQuantization::kPerTensorFp8});
+  ASSERT_TRUE(quantised.ok()) << quantised.status();
+  EXPECT_TRUE(keys.insert(quantised->identity.key).second);
+  EXPECT_THAT(quantised->identity.document, testing::HasSubstr("fp8"));
 
   std::vector<ComponentNeeds> needs = WanWeightNeeds(*ReadWanConfig(root()), DType::kF32);
   for (const ComponentNeeds& component : needs) {

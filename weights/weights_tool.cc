@@ -185,6 +185,9 @@ absl::Status List(const Options& options, std::ostream& out) {
       const nlohmann::json identity = nlohmann::json::parse(entry.identity);
       what = absl::StrCat(identity["model"]["family"].get<std::string>(), " ",
                           identity["representation"]["dtype"].get<std::string>());
+      const std::string quantization =
+          identity["representation"]["quantization"].get<std::string>();
+      if (quantization != "none") absl::StrAppend(&what, " ", quantization);
     }
     out << absl::StrFormat(
         "%s  %-11s %9.1f MB  %s%s%s  %s\n", entry.key.substr(0, 16),

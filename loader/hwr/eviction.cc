@@ -80,6 +80,7 @@ absl::StatusOr<int> StoreImpl::EvictToFit(int64_t bytes, absl::Time deadline) {
   room = CheckRoom(bytes, &reason);
 
   std::vector<std::pair<absl::Time, std::string>> candidates;
+  int64_t evictable_bytes = 0;
   if (!room.ok()) {
     ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(artifacts.get()));
     for (const std::string& name : names) {
@@ -88,8 +89,14 @@ absl::StatusOr<int> StoreImpl::EvictToFit(int64_t bytes, absl::Time deadline) {
           fstatat(artifacts.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
         continue;
       }
+      const absl::StatusOr<Descriptor> folder = OpenFolder(*ops, artifacts.get(), name);
+      if (!folder.ok() || !TryLock(folder->get(), LockKind::kExclusive)) continue;
       candidates.emplace_back(absl::TimeFromTimespec(info.st_mtim), name);
+      evictable_bytes += BytesBelow(folder->get());
     }
+    // Good artifacts do not go for one that would not fit even so.
+    Reason ignored;
+    if (!CheckRoom(bytes - evictable_bytes, &ignored).ok()) return room;
     std::sort(candidates.begin(), candidates.end());
   }
   int evicted = 0;

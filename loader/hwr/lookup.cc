@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <fstream>
-#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -14,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "loader/chunk_threads.h"
 #include "loader/hwr/folder_io.h"
 #include "loader/hwr/store_impl.h"
 #include "nlohmann/json.hpp"
@@ -163,7 +162,8 @@ class LookupJob {
   std::optional<LookupResult> Open() {
     files_.clear();
     payloads_.clear();
-    if (info_.st_uid != geteuid() || (info_.st_mode & 07777) != 0700) {
+    // A set-group-ID bit comes from the folder above.
+    if (info_.st_uid != geteuid() || (info_.st_mode & 0777) != 0700) {
       return Invalid(Reason::kManifestCorrupt, "its folder is not this user's with mode 0700");
     }
     absl::Status status = ReadMetadata();
@@ -286,33 +286,21 @@ class LookupJob {
         offset += extent;
       }
     }
-    std::vector<absl::Status> statuses(pieces.size());
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
+    const auto check = [&](int64_t i) {
+      const Piece& piece = pieces[i];
       std::vector<char> buffer(kReadBytes);
-      for (size_t i = next++; i < pieces.size(); i = next++) {
-        const Piece& piece = pieces[i];
-        statuses[i] =
-            CheckPart(*store_.ops, payloads_[piece.component].file.get(), piece.offset,
-                      manifest_->layout[piece.component].parts[piece.part].bytes, piece.extent,
-                      manifest_->part_digests[piece.component][piece.part], &buffer);
-      }
+      const absl::Status status =
+          CheckPart(*store_.ops, payloads_[piece.component].file.get(), piece.offset,
+                    manifest_->layout[piece.component].parts[piece.part].bytes, piece.extent,
+                    manifest_->part_digests[piece.component][piece.part], &buffer);
+      if (status.ok()) return status;
+      return absl::Status(status.code(),
+                          absl::StrCat(PayloadName(manifest_->layout[piece.component]), ", part ",
+                                       piece.part, ": ", status.message()));
     };
-    int threads = options_.threads > 0 ? options_.threads
-                                       : static_cast<int>(std::thread::hardware_concurrency());
-    threads =
-        std::clamp<int>(threads, 1, std::min<int>(kThreadsMax, static_cast<int>(pieces.size())));
-    std::vector<std::thread> helpers;
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
-    work();
-    for (std::thread& helper : helpers) helper.join();
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      if (statuses[i].ok()) continue;
-      return absl::Status(statuses[i].code(),
-                          absl::StrCat(PayloadName(manifest_->layout[pieces[i].component]),
-                                       ", part ", pieces[i].part, ": ", statuses[i].message()));
-    }
-    return absl::OkStatus();
+    return RunChunks(static_cast<int64_t>(pieces.size()), std::min(options_.threads, kThreadsMax),
+                     "validating host weights", check)
+        .status();
   }
 
   LookupResult Hit() {

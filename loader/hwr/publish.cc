@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -15,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "loader/chunk_threads.h"
 #include "loader/hwr/folder_io.h"
 #include "loader/hwr/store_impl.h"
 #include "spdlog/spdlog.h"
@@ -112,10 +114,16 @@ class PublishJob {
     // It is trusted no more than anybody else's.
     const LookupResult built =
         store_.Lookup(identity_.key, &identity_.document,
-                      {.deadline = options_.deadline, .threads = options_.threads}, true);
+                      {.deadline = AfterBuild(), .threads = options_.threads}, true);
     if (built.status != LookupStatus::kHit) return built.failure;
     record_.outcome = PublicationOutcome::kPublished;
     return std::nullopt;
+  }
+
+  // The deadline is of waiting for others, not of the production: what has been built is not thrown
+  // away for a lock that somebody has for a moment.
+  absl::Time AfterBuild() const {
+    return std::max(options_.deadline, absl::Now() + absl::Seconds(60));
   }
 
   std::optional<Failure> CheckRequest() {
@@ -223,7 +231,11 @@ class PublishJob {
     for (const ArtifactPart& part : layout.parts) {
       buffer_bytes = std::max(buffer_bytes, Extent(part.bytes));
     }
-    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(buffer_bytes);
+    const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[buffer_bytes]);
+    if (buffer == nullptr) {
+      return WriteFailure(absl::ResourceExhaustedError(
+          absl::StrCat("no memory for a part of ", buffer_bytes, " bytes")));
+    }
     int64_t offset = 0;
     for (size_t p = 0; p < layout.parts.size(); ++p) {
       const ArtifactPart& part = layout.parts[p];
@@ -235,11 +247,13 @@ class PublishJob {
                        std::string(produced.message())};
       }
       ZeroGaps(part, extent);
-      std::thread hash([&, to = &manifest_.part_digests[component][p]] {
-        *to = Sha256Of(AsText(extent.subspan(0, part.bytes)));
-      });
-      const absl::Status written = WriteAll(ops_, file.get(), AsText(extent));
-      hash.join();
+      const auto hash_and_write = [&](int64_t write) {
+        if (write != 0) return WriteAll(ops_, file.get(), AsText(extent));
+        manifest_.part_digests[component][p] = Sha256Of(AsText(extent.subspan(0, part.bytes)));
+        return absl::OkStatus();
+      };
+      const absl::Status written =
+          RunChunks(2, /*threads=*/2, "hashing host weights", hash_and_write).status();
       if (!written.ok()) return WriteFailure(written);
       // So that the flush at the end finds little to do.
       sync_file_range(file.get(), offset, static_cast<off_t>(extent.size()), SYNC_FILE_RANGE_WRITE);
@@ -257,7 +271,7 @@ class PublishJob {
 
   // Gives the staged folder its name. What the last flush returns decides.
   std::optional<Failure> Place(const std::string& name) {
-    const absl::StatusOr<Descriptor> domain = store_.TakeLock(kDomainLock, options_.deadline);
+    const absl::StatusOr<Descriptor> domain = store_.TakeLock(kDomainLock, AfterBuild());
     if (!domain.ok()) return WriteFailure(domain.status());
     const std::string& key = identity_.key;
     if (Exists(store_.artifacts.get(), key)) return Yield(name);

@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <system_error>
-#include <thread>
 #include <tuple>
 
 #include "absl/cleanup/cleanup.h"
@@ -17,6 +15,7 @@
 #include "base/json.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "loader/chunk_threads.h"
 #include "loader/hwr/identity.h"
 #include "loader/hwr/strict_json.h"
 #include "nlohmann/json.hpp"
@@ -143,21 +142,10 @@ absl::Status Fingerprint(const FingerprintOptions& options, SourceFile* file) {
 
 // One failure of all, the first in the order of the files.
 absl::Status FingerprintAll(const FingerprintOptions& options, std::vector<SourceFile>* files) {
-  std::vector<absl::Status> statuses(files->size());
-  std::atomic<size_t> next{0};
-  const auto work = [&] {
-    for (size_t i = next++; i < files->size(); i = next++) {
-      statuses[i] = Fingerprint(options, &(*files)[i]);
-    }
-  };
-  const size_t threads =
-      std::min<size_t>(files->size(), std::clamp(options.threads, 1, kThreadsMax));
-  std::vector<std::thread> helpers;
-  for (size_t i = 1; i < threads; ++i) helpers.emplace_back(work);
-  work();
-  for (std::thread& helper : helpers) helper.join();
-  for (const absl::Status& status : statuses) RETURN_IF_ERROR(status);
-  return absl::OkStatus();
+  return RunChunks(static_cast<int64_t>(files->size()), std::clamp(options.threads, 1, kThreadsMax),
+                   "hashing weight files",
+                   [&](int64_t i) { return Fingerprint(options, &(*files)[i]); })
+      .status();
 }
 
 absl::StatusOr<std::vector<SourceFile>> ListFiles(absl::Span<const SourceFiles> sources) {

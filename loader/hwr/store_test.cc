@@ -645,6 +645,16 @@ TEST_F(StoreTest, LookingReadOnlyLeavesTheTreeAsItIs) {
 
 // --- room
 
+TEST_F(StoreTest, AFolderThatHandsItsGroupDownHoldsArtifactsToo) {
+  ASSERT_EQ(chmod(fs::path(folder_ / "").c_str(), 02700), 0);
+  const auto store = Open();
+  ASSERT_EQ(Publish(*store, identity_).outcome, PublicationOutcome::kPublished);
+  struct stat info;
+  ASSERT_EQ(stat(Artifact(identity_).c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 02700u);
+  EXPECT_EQ(Lookup(*store, identity_).status, LookupStatus::kHit);
+}
+
 class StoreRoomTest : public StoreTest {
  protected:
   // Of one artifact with its metadata.
@@ -714,6 +724,21 @@ TEST_F(StoreRoomTest, LeasedAndPinnedOnesStay) {
   EXPECT_EQ(store->Unpin(SmallIdentity("b").key).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store->Pin(SmallIdentity("b").key).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store->Evict("../artifacts", Soon()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(StoreRoomTest, NothingIsEvictedForWhatWouldNotFitEvenSo) {
+  const auto store = OpenWith({.max_store_bytes = RoomFor(3)});
+  for (const char* source : {"a", "b", "c"}) {
+    ASSERT_EQ(Publish(*store, SmallIdentity(source)).outcome, PublicationOutcome::kPublished);
+  }
+  ASSERT_TRUE(store->Pin(SmallIdentity("b").key).ok());
+  const LookupResult lease = Lookup(*store, SmallIdentity("c"));
+  // With "a" gone one would fit, not two.
+  EXPECT_EQ(store->EvictToFit(RoomFor(2), Soon()).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Has("a") && Has("b") && Has("c"));
+  EXPECT_EQ(Publish(*store, SmallIdentity("d")).outcome, PublicationOutcome::kPublished);
+  EXPECT_FALSE(Has("a"));
 }
 
 TEST_F(StoreRoomTest, QuarantineMakesRoomBeforeAnArtifactDoes) {

@@ -262,6 +262,24 @@ TEST_F(WanStartup, AnotherDTypeIsAnotherArtifact) {
   EXPECT_THAT(started.reasons(), testing::Contains(Reason::kMiss));
 }
 
+TEST_F(WanStartup, AQuantisedArtifactIsAnotherAndGivesTheVideoOfAQuantisedLoad) {
+  Publish();
+  PipelineOptions options = Options(Mode::kRequired);
+  options.quantization = OnlineQuantization::kPerTensorFp8;
+  EXPECT_THAT(Start(options).reasons(), testing::Contains(Reason::kMiss));
+  options.host_weights.mode = Mode::kPreferred;
+  const Started loaded = Start(options);
+  ASSERT_TRUE(loaded.status.ok()) << loaded.status;
+  ASSERT_EQ(loaded.record().publication.outcome, PublicationOutcome::kPublished);
+  options.host_weights.mode = Mode::kRequired;
+  const Started restored = Start(options);
+  ASSERT_TRUE(restored.status.ok()) << restored.status;
+  EXPECT_NE(restored.record().key, key_);
+  EXPECT_EQ(restored.backings(), kAllFromArtifact);
+  EXPECT_EQ(restored.record().bytes_read, 0);
+  EXPECT_EQ(Video(*restored.pipeline), Video(*loaded.pipeline));
+}
+
 TEST_F(WanStartup, ACopyOfTheCheckpointElsewhereHasTheSameArtifact) {
   Publish();
   fs::copy(root(), folder_ / "copy", fs::copy_options::recursive);
