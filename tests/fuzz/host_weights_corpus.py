@@ -62,6 +62,7 @@ IMPLEMENTATION = {
     "layout": "block-layout-256-1",
     "loader": "canonical-1",
     "manifest": "1",
+    "quantize": "e4m3-per-tensor-1",
     "restorer": "1",
     "source": "content-1",
 }
