@@ -17,7 +17,6 @@ using hwr::Decision;
 using hwr::Phase;
 using hwr::PhaseTimer;
 using hwr::Reason;
-using hwr::StartupState;
 
 // Gives the parts of a model that was loaded from the checkpoint.
 class ModelProducer : public hwr::PartProducer {
