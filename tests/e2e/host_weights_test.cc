@@ -32,7 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-using testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 constexpr int kRanks = 2;
