@@ -21,6 +21,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -91,6 +93,9 @@ class WanStartup : public testing::Test {
     for (const auto& entry : fs::recursive_directory_iterator(root())) {
       fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
     }
+    // Digests of files that have just changed are not kept.
+    const absl::Time copied = absl::Now();
+    while (absl::Now() - copied < absl::Milliseconds(150)) absl::SleepFor(absl::Milliseconds(10));
   }
 
   fs::path root() const { return folder_ / "repo"; }
