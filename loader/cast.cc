@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "loader/float_bits.h"
 #include "loader/stream_memory.h"
 
 namespace dlo {
@@ -11,18 +12,6 @@ namespace {
 
 // Below it the result may well be wanted from the cache.
 constexpr size_t kStreamedBytesMin = 256 << 10;
-
-DLO_INLINE uint32_t Bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-DLO_INLINE float FromBits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // Each format converts to and from F32 without branches, so that the loops below become vector
 // code.

@@ -6,6 +6,7 @@
 
 #include "base/clones.h"
 #include "loader/cast.h"
+#include "loader/float_bits.h"
 #include "loader/stream_memory.h"
 
 namespace dlo {
@@ -13,18 +14,6 @@ namespace {
 
 // Values are converted to float32 so many at a time, in memory that stays in the nearest cache.
 constexpr size_t kStrip = 2048;
-
-DLO_INLINE uint32_t Bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-DLO_INLINE float FromBits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // Without branches, so that the loops below become vector code.
 DLO_INLINE uint32_t ToE4M3(float value) {

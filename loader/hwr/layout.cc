@@ -14,10 +14,6 @@ namespace {
 constexpr int64_t kBytesMax = int64_t{1} << 60;
 constexpr size_t kNameBytesMax = 100;  // with ".bin" well within a file name
 
-int64_t RoundUp(int64_t value) {
-  return (value + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
-}
-
 bool IsFileName(absl::string_view name) {
   if (name.empty() || name.size() > kNameBytesMax) return false;
   for (const char c : name) {
@@ -88,7 +84,7 @@ absl::Status CheckLayout(const ArtifactLayout& layout) {
       if (!status.ok()) {
         return absl::InvalidArgumentError(absl::StrCat(where, ": ", status.message()));
       }
-      total += RoundUp(part.bytes);
+      total += PartExtent(part.bytes);
       if (total > kBytesMax) return absl::InvalidArgumentError(absl::StrCat(where, ": too large"));
     }
     if (tensors.empty()) return absl::InvalidArgumentError(absl::StrCat(where, ": no tensor"));
@@ -101,7 +97,7 @@ absl::Status CheckLayout(const ArtifactLayout& layout) {
 
 int64_t PartOffset(const ArtifactComponent& component, int part) {
   int64_t offset = 0;
-  for (int i = 0; i < part; ++i) offset += RoundUp(component.parts[i].bytes);
+  for (int i = 0; i < part; ++i) offset += PartExtent(component.parts[i].bytes);
   return offset;
 }
 
@@ -139,7 +135,7 @@ nlohmann::json LayoutJson(const ArtifactLayout& layout,
           {"offset", offset}, {"bytes", part.bytes}, {"tensors", std::move(tensors)}};
       if (part_digests != nullptr) entry["sha256"] = (*part_digests)[c][p];
       parts.push_back(std::move(entry));
-      offset += RoundUp(part.bytes);
+      offset += PartExtent(part.bytes);
     }
     components.push_back({{"name", layout[c].name},
                           {"file", PayloadName(layout[c])},

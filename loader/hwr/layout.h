@@ -20,6 +20,11 @@ namespace dlo::hwr {
 
 inline constexpr int64_t kPartAlignment = 4096;
 
+// What a part of `bytes` takes in its file.
+constexpr int64_t PartExtent(int64_t bytes) {
+  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
+
 struct ArtifactTensor {
   std::string name;
   DType dtype = DType::kF32;

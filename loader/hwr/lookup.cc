@@ -281,7 +281,7 @@ class LookupJob {
       int64_t offset = 0;
       for (size_t p = 0; p < component.parts.size(); ++p) {
         const int64_t bytes = component.parts[p].bytes;
-        const int64_t extent = (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+        const int64_t extent = PartExtent(bytes);
         pieces.push_back({c, static_cast<int>(p), offset, extent});
         offset += extent;
       }

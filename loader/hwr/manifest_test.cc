@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/sha256.h"
+#include "loader/hwr/store_testing.h"
 #include "nlohmann/json.hpp"
 
 namespace dlo::hwr {
@@ -16,30 +17,16 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-ArtifactLayout Layout() {
-  return {{.name = "transformer",
-           .parts = {{.tensors = {{"proj", DType::kF32, {2, 3}, 0, 24},
-                                  {"bias", DType::kBF16, {5}, 256, 10}},
-                      .bytes = 512},
-                     {.tensors = {{"blocks.0.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144},
-                     {.tensors = {{"blocks.1.w", DType::kBF16, {3000}, 0, 6000}}, .bytes = 6144}}},
-          {.name = "vae", .parts = {{.tensors = {{"w", DType::kF32, {4}, 0, 16}}, .bytes = 256}}}};
-}
-
 Manifest Sample() {
   Manifest manifest;
-  manifest.layout = Layout();
-  manifest.identity = *MakeIdentity({.source = Sha256Of("source"),
-                                     .family = "wan",
-                                     .model_config = Sha256Of("config"),
-                                     .dtype = "BF16",
-                                     .layout = LayoutDigest(manifest.layout)});
+  manifest.layout = SmallLayout();
+  manifest.identity = SmallIdentity();
   manifest.part_digests = {{Sha256Of("0"), Sha256Of("1"), Sha256Of("2")}, {Sha256Of("3")}};
   return manifest;
 }
 
 TEST(LayoutTest, PartsStartAtPages) {
-  const ArtifactLayout layout = Layout();
+  const ArtifactLayout layout = SmallLayout();
   ASSERT_TRUE(CheckLayout(layout).ok());
   EXPECT_EQ(PartOffset(layout[0], 0), 0);
   EXPECT_EQ(PartOffset(layout[0], 1), 4096);
@@ -76,7 +63,7 @@ TEST(LayoutTest, RefusesWhatCannotBeLaidOut) {
       {"no tensor", [](ArtifactLayout& l) { l[1].parts.clear(); }},
   };
   for (size_t i = 0; i < changes.size(); ++i) {
-    ArtifactLayout layout = Layout();
+    ArtifactLayout layout = SmallLayout();
     changes[i].second(layout);
     const absl::Status status = CheckLayout(layout);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << i;
@@ -94,10 +81,10 @@ TEST(LayoutTest, TheDigestTellsLayoutsApart) {
       [](ArtifactLayout& l) { l[0].parts[0].bytes = 768; },
       [](ArtifactLayout& l) { std::swap(l[0], l[1]); }};
   for (size_t i = 0; i < changes.size(); ++i) {
-    ArtifactLayout layout = Layout();
+    ArtifactLayout layout = SmallLayout();
     changes[i](layout);
     ASSERT_TRUE(CheckLayout(layout).ok()) << i;
-    EXPECT_NE(LayoutDigest(layout), LayoutDigest(Layout())) << i;
+    EXPECT_NE(LayoutDigest(layout), LayoutDigest(SmallLayout())) << i;
   }
 }
 

@@ -128,8 +128,6 @@ absl::string_view ReasonName(Reason reason) {
       return "no-space";
     case Reason::kProducerFailed:
       return "producer-failed";
-    case Reason::kPublicationFailed:
-      return "publication-failed";
     case Reason::kPlanFailed:
       return "plan-failed";
     case Reason::kCommitFailed:
@@ -140,12 +138,8 @@ absl::string_view ReasonName(Reason reason) {
       return "backend-failed";
     case Reason::kCanonicalLoadFailed:
       return "canonical-load-failed";
-    case Reason::kActiveLease:
-      return "active-lease";
     case Reason::kActiveBuild:
       return "active-build";
-    case Reason::kPinned:
-      return "pinned";
     case Reason::kNotFound:
       return "not-found";
     case Reason::kUncertain:

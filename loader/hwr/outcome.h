@@ -90,7 +90,6 @@ enum class Reason : uint8_t {
   kNoSpace,
   // production
   kProducerFailed,
-  kPublicationFailed,
   // restoration
   kPlanFailed,
   kCommitFailed,
@@ -98,9 +97,7 @@ enum class Reason : uint8_t {
   kBackendFailed,
   kCanonicalLoadFailed,
   // lifecycle
-  kActiveLease,
   kActiveBuild,
-  kPinned,
   kNotFound,
   kUncertain
 };

@@ -24,10 +24,6 @@
 namespace dlo::hwr {
 namespace {
 
-int64_t Extent(int64_t bytes) {
-  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
-}
-
 absl::string_view AsText(absl::Span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -229,7 +225,7 @@ class PublishJob {
     }
     int64_t buffer_bytes = 0;
     for (const ArtifactPart& part : layout.parts) {
-      buffer_bytes = std::max(buffer_bytes, Extent(part.bytes));
+      buffer_bytes = std::max(buffer_bytes, PartExtent(part.bytes));
     }
     const std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[buffer_bytes]);
     if (buffer == nullptr) {
@@ -239,7 +235,7 @@ class PublishJob {
     int64_t offset = 0;
     for (size_t p = 0; p < layout.parts.size(); ++p) {
       const ArtifactPart& part = layout.parts[p];
-      const absl::Span<std::byte> extent(buffer.get(), Extent(part.bytes));
+      const absl::Span<std::byte> extent(buffer.get(), PartExtent(part.bytes));
       const absl::Status produced =
           producer_.Produce(component, static_cast<int>(p), extent.subspan(0, part.bytes));
       if (!produced.ok()) {

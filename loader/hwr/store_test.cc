@@ -448,21 +448,31 @@ TEST_F(StoreTest, ALayoutThatIsNotTheIdentitysIsRefused) {
   EXPECT_EQ(producer.calls, 0);
 }
 
-TEST_F(StoreTest, OfTwoDifferingBuildsTheFirstStays) {
+class RacedStoreTest : public StoreTest {
+ protected:
+  // While `producer` produces, somebody who has taken the builder's lock away, which nobody should,
+  // publishes the bytes of seed 1.
+  void PublishAnotherDuring(SmallProducer& producer) {
+    producer.on_produce = [this](int, int) {
+      if (std::exchange(raced_, true)) return;
+      fs::remove(root() / "locks/build.lock");
+      const auto other = OpenStore({.root = root()});
+      fs::path staging;
+      for (const auto& entry : fs::directory_iterator(root() / "staging")) staging = entry.path();
+      fs::rename(staging, folder_ / "kept");  // the other one would clear it away
+      ASSERT_EQ(Publish(*other, identity_, 1).outcome, PublicationOutcome::kPublished);
+      fs::rename(folder_ / "kept", staging);
+    };
+  }
+
+ private:
+  bool raced_ = false;
+};
+
+TEST_F(RacedStoreTest, OfTwoDifferingBuildsTheFirstStays) {
   const auto store = Open();
   SmallProducer producer(2);
-  bool raced = false;
-  producer.on_produce = [&](int, int) {
-    if (std::exchange(raced, true)) return;
-    // Somebody who has taken the builder's lock away, which nobody should.
-    fs::remove(root() / "locks/build.lock");
-    const auto other = OpenStore({.root = root()});
-    fs::path staging;
-    for (const auto& entry : fs::directory_iterator(root() / "staging")) staging = entry.path();
-    fs::rename(staging, folder_ / "kept");  // the other one would clear it away
-    ASSERT_EQ(Publish(*other, identity_, 1).outcome, PublicationOutcome::kPublished);
-    fs::rename(folder_ / "kept", staging);
-  };
+  PublishAnotherDuring(producer);
   const PublicationRecord record = store->Publish(identity_, SmallLayout(), producer, {});
   EXPECT_EQ(record.outcome, PublicationOutcome::kFailed);
   EXPECT_EQ(record.failure.reason, Reason::kIdentityCollision);
@@ -473,20 +483,10 @@ TEST_F(StoreTest, OfTwoDifferingBuildsTheFirstStays) {
   EXPECT_FALSE(IsEmpty(root() / "quarantine")) << "the second one is kept for whoever looks";
 }
 
-TEST_F(StoreTest, OfTwoEqualBuildsTheSecondJoins) {
+TEST_F(RacedStoreTest, OfTwoEqualBuildsTheSecondJoins) {
   const auto store = Open();
   SmallProducer producer(1);
-  bool raced = false;
-  producer.on_produce = [&](int, int) {
-    if (std::exchange(raced, true)) return;
-    fs::remove(root() / "locks/build.lock");
-    const auto other = OpenStore({.root = root()});
-    fs::path staging;
-    for (const auto& entry : fs::directory_iterator(root() / "staging")) staging = entry.path();
-    fs::rename(staging, folder_ / "kept");
-    ASSERT_EQ(Publish(*other, identity_, 1).outcome, PublicationOutcome::kPublished);
-    fs::rename(folder_ / "kept", staging);
-  };
+  PublishAnotherDuring(producer);
   EXPECT_EQ(store->Publish(identity_, SmallLayout(), producer, {}).outcome,
             PublicationOutcome::kJoined);
   EXPECT_TRUE(IsEmpty(root() / "staging"));
