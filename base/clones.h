@@ -6,8 +6,8 @@
 
 // Each function so marked is compiled for these instruction sets; the loader picks the best that
 // the machine has. Levels of the x86-64 ABI, not processor names: names would match one vendor
-// only.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// only. Not with a sanitizer: its calls in the choosing function would come before it is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(DLO_SANITIZED)
 #define DLO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define DLO_CLONES

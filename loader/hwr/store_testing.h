@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -217,7 +218,7 @@ class FaultyFileOps : public FileOps {
   int count() const { return count_; }
   const std::string& last() const { return last_; }  // what was armed for
 
-  int64_t bytes_read = 0;
+  std::atomic<int64_t> bytes_read = 0;
   int64_t free_bytes = -1;                           // not -1: what FreeBytes gives
   std::function<int(const std::string& what)> fail;  // an errno, or 0: by name of the operation
   std::function<void()> on_read;
