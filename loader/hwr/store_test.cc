@@ -379,7 +379,7 @@ TEST_F(StoreTest, APassedFullCheckIsPaidOnceForTheSameFiles) {
   const auto bytes = [&](const std::function<LookupResult()>& look) {
     ops_.bytes_read = 0;
     EXPECT_EQ(look().status, LookupStatus::kHit);
-    return ops_.bytes_read;
+    return ops_.bytes_read.load();
   };
   const auto full = [&] { return Lookup(*store, identity_, Validation::kFull); };
   const int64_t payload = PayloadBytes(SmallLayout());
