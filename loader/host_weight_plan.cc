@@ -53,9 +53,6 @@ Refused JudgeSettings(const HostWeightSettings& settings) {
   if (settings.adapted) {
     return {PlanRefusal::kAdapted, "a LoRA is merged into the weights while they are loaded"};
   }
-  if (!settings.packs) {
-    return {PlanRefusal::kDeviceCannotPack, "this device cannot pack blocks from pages yet"};
-  }
   return Accepted();
 }
 
@@ -300,8 +297,6 @@ absl::string_view PlanRefusalName(PlanRefusal refusal) {
       return "rotated-int8";
     case PlanRefusal::kAdapted:
       return "lora";
-    case PlanRefusal::kDeviceCannotPack:
-      return "device";
     case PlanRefusal::kNoFolder:
       return "no-folder";
     case PlanRefusal::kSharedFolder:

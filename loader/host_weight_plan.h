@@ -47,7 +47,6 @@ struct HostWeightSettings {
   bool hsdp = false;
   bool rotated_int8 = false;  // INT8 weights that are rotated while they are loaded
   bool adapted = false;       // a LoRA is merged into the weights while they are loaded
-  bool packs = true;          // the device can pack blocks from pages
 };
 
 // What a model needs of one component.
@@ -85,7 +84,6 @@ enum class PlanRefusal : uint8_t {
   kOnlineQuantization,
   kRotatedInt8,
   kAdapted,
-  kDeviceCannotPack,
   kNoFolder,
   kSharedFolder,
   kNoSource,

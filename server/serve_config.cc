@@ -739,7 +739,7 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   ASSIGN_OR_RETURN(const Topology topology, Topology::Create({.dp = config.parallel.dp}));
   std::optional<HostWeightSettings> streaming;
   if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
-    streaming = {.mmap = config.host_weights.checkpoint_mmap, .packs = config.device == "cpu"};
+    streaming = {.mmap = config.host_weights.checkpoint_mmap};
   }
   bool restored = false;
   if (streaming && config.host_weights.mode != hwr::Mode::kDisabled) {

@@ -427,12 +427,10 @@ absl::Status CheckHostMemory(const PipelineOptions& options, int64_t need_bytes)
 
 // Where the host's copies of streamed blocks come from; each component's answer is logged. Empty
 // unless blocks are streamed whole.
-absl::StatusOr<HostWeightPlan> PlanSources(const PipelineOptions& options, const Device& device,
+absl::StatusOr<HostWeightPlan> PlanSources(const PipelineOptions& options,
                                            const std::vector<Source>& sources, bool may_map) {
   if (options.stream_slots == 0 || options.weight_group != nullptr) return HostWeightPlan();
-  const HostWeightSettings settings = {.mmap = options.checkpoint_mmap,
-                                       .canonical = !may_map,
-                                       .packs = device.kind() == DeviceKind::kCpu};
+  const HostWeightSettings settings = {.mmap = options.checkpoint_mmap, .canonical = !may_map};
   std::vector<ComponentNeeds> needs;
   std::vector<WeightSource> described;
   for (const Source& source : sources) {
@@ -662,8 +660,7 @@ class WanBuilder : public ModelBuilder {
 
   absl::Status LoadWeights(bool may_map) {
     RETURN_IF_ERROR(Begin());
-    ASSIGN_OR_RETURN(const HostWeightPlan host_plan,
-                     PlanSources(options_, *device_, sources_, may_map));
+    ASSIGN_OR_RETURN(const HostWeightPlan host_plan, PlanSources(options_, sources_, may_map));
     if (streams()) RETURN_IF_ERROR(CheckHostMemory(options_, HostBlockBytes(host_plan)));
     for (size_t i = 0; i < plan_.components.size(); ++i) {
       const OffloadComponent& component = plan_.components[i];
