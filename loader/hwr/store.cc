@@ -269,8 +269,7 @@ absl::StatusOr<StoreInventory> StoreImpl::Inventory() const {
       }
       entry.bytes = BytesBelow(opened->get());
       entry.last_lease = absl::TimeFromTimespec(info.st_mtim);
-      // A look that lasts no longer than it takes; what waits for this lock looks again.
-      entry.leased = !TryLock(opened->get(), LockKind::kExclusive);
+      entry.leased = IsShared(opened->get());
       absl::StatusOr<std::string> bytes = [&]() -> absl::StatusOr<std::string> {
         struct stat file_info;
         ASSIGN_OR_RETURN(

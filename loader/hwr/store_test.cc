@@ -643,6 +643,24 @@ TEST_F(StoreTest, LookingReadOnlyLeavesTheTreeAsItIs) {
   EXPECT_EQ(fs::last_write_time(Artifact(identity_)), time);
 }
 
+// While it looks, what it looks at can be leased and evicted, without waiting.
+TEST_F(StoreTest, AnInventoryIsInNobodysWay) {
+  const auto store = Open();
+  ASSERT_EQ(Publish(*store, identity_).outcome, PublicationOutcome::kPublished);
+  FaultyFileOps ops;
+  const auto lister = OpenStore({.root = root(), .read_only = true, .file_ops = &ops});
+  std::vector<LookupStatus> seen;
+  ops.on_read = [&] {
+    seen.push_back(store->Lookup(identity_, {.deadline = absl::InfinitePast()}).status);
+  };
+  ASSERT_TRUE(lister->Inventory().ok());
+  EXPECT_THAT(seen, ::testing::Contains(LookupStatus::kHit));
+  EXPECT_THAT(seen, ::testing::Each(LookupStatus::kHit));
+  ops.on_read = [&] { store->Evict(identity_.key, absl::Now()).IgnoreError(); };
+  ASSERT_TRUE(lister->Inventory().ok());
+  EXPECT_EQ(Lookup(*store, identity_).status, LookupStatus::kMiss);
+}
+
 // --- room
 
 TEST_F(StoreTest, AFolderThatHandsItsGroupDownHoldsArtifactsToo) {
