@@ -54,16 +54,11 @@ class ModelStartup {
 
  private:
   static hwr::StartupSettings Settings(const ModelStartupOptions& options) {
-    hwr::StartupSettings settings = {.mode = options.store.mode,
-                                     .validation = options.store.validation,
-                                     .store = {.root = options.store.root},
-                                     .wait = options.store.wait,
-                                     .threads = options.threads};
-    if (options.store.max_store_bytes > 0 || options.store.min_free_bytes > 0) {
-      settings.store.policy = hwr::StorePolicy{.max_store_bytes = options.store.max_store_bytes,
-                                               .min_free_bytes = options.store.min_free_bytes};
-    }
-    return settings;
+    return {.mode = options.store.mode,
+            .validation = options.store.validation,
+            .store = StoreOptionsOf(options.store),
+            .wait = options.store.wait,
+            .threads = options.threads};
   }
 
   void Tell() {
@@ -75,13 +70,12 @@ class ModelStartup {
       return startup_.SkipDirect(options_.direct);
     }
     const Decision decision = startup_.Resolve(
-        [this](const std::filesystem::path& digests) -> absl::StatusOr<hwr::Startup::Identified> {
-          const hwr::DigestCache cache(digests);
+        [this](const hwr::DigestCache& digests) -> absl::StatusOr<hwr::Startup::Identified> {
           ASSIGN_OR_RETURN(
               artifact_, DescribeHostWeights(options_.root, {.dtype = options_.dtype,
                                                              .quantization = options_.quantization,
                                                              .from_hub = options_.store.from_hub,
-                                                             .cache = &cache,
+                                                             .cache = &digests,
                                                              .threads = options_.threads}));
           return hwr::Startup::Identified{artifact_->identity, artifact_->sources.bytes_hashed()};
         });
@@ -210,6 +204,14 @@ class ModelStartup {
 };
 
 }  // namespace
+
+hwr::StoreOptions StoreOptionsOf(const HostWeightStoreOptions& options, bool read_only) {
+  return {.root = options.root,
+          .policy = {.max_store_bytes = options.max_store_bytes,
+                     .min_free_bytes = options.min_free_bytes},
+          .read_only = read_only,
+          .wait = options.wait};
+}
 
 absl::Status BuildModel(const ModelStartupOptions& options, ModelBuilder& builder,
                         StartupReport* report) {

@@ -21,9 +21,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/quantization.h"
+#include "loader/hwr/layout.h"
+#include "loader/hwr/lease.h"
 #include "loader/hwr/outcome.h"
+#include "loader/hwr/store.h"
 
 namespace dlo {
 
@@ -36,7 +40,7 @@ struct HostWeightStoreOptions {
   hwr::Mode mode = hwr::Mode::kDisabled;
   std::filesystem::path root;
   hwr::Validation validation = hwr::Validation::kMetadata;
-  // Both 0: those that the store has.
+  // 0: the one that the store has.
   int64_t max_store_bytes = 0;
   int64_t min_free_bytes = 0;
   absl::Duration wait = absl::Seconds(600);  // for locks of others
@@ -59,6 +63,9 @@ struct StartupReport {
   std::vector<HostBacking> components;
   absl::Duration time;
 };
+
+// What a store is opened with, by a start and by whoever looks at what a start would find.
+hwr::StoreOptions StoreOptionsOf(const HostWeightStoreOptions& options, bool read_only = false);
 
 // What a family does for its part. A model is built by Restore or Load, then Enable; Discard undoes
 // all of it. Errors are those of loading.

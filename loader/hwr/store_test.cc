@@ -505,16 +505,34 @@ TEST_F(StoreTest, APolicyThatDiffersByOneNumberIsRefusedAndNothingChanges) {
        {&StorePolicy::max_store_bytes, &StorePolicy::max_artifact_bytes,
         &StorePolicy::min_free_bytes}) {
     options.policy = policy;
-    (*options.policy).*field += 1;
+    options.policy.*field += 1;
     const Failure failure = OpenFailure(options);
     EXPECT_EQ(failure.reason, Reason::kPolicyMismatch);
     EXPECT_FALSE(failure.retryable());
   }
   EXPECT_EQ(Snapshot(root()), before);
+}
+
+TEST_F(StoreTest, OnlyTheLimitsThatAreAskedForAreCompared) {
+  const StorePolicy policy = {
+      .max_store_bytes = 1 << 30, .max_artifact_bytes = 1 << 20, .min_free_bytes = 7};
+  StoreOptions options = Options();
   options.policy = policy;
-  EXPECT_NE(OpenStore(options), nullptr);
-  options.policy.reset();
-  EXPECT_EQ(OpenStore(options)->policy(), policy) << "who asks for none takes what is there";
+  ASSERT_NE(OpenStore(options), nullptr);
+  for (const StorePolicy& asked :
+       {policy, StorePolicy(), StorePolicy{.max_store_bytes = policy.max_store_bytes},
+        StorePolicy{.max_artifact_bytes = policy.max_artifact_bytes},
+        StorePolicy{.min_free_bytes = policy.min_free_bytes}}) {
+    for (const bool read_only : {false, true}) {
+      options.policy = asked;
+      options.read_only = read_only;
+      const auto store = OpenStore(options);
+      ASSERT_NE(store, nullptr);
+      EXPECT_EQ(store->policy(), policy);
+    }
+  }
+  options.policy = {.max_store_bytes = policy.max_store_bytes, .min_free_bytes = 8};
+  EXPECT_EQ(OpenFailure(options).reason, Reason::kPolicyMismatch);
 }
 
 std::string MountTable(const std::string& type, const std::string& at = "/") {
