@@ -25,7 +25,7 @@ class ModelProducer : public hwr::PartProducer {
       : builder_(builder), artifact_(artifact) {}
 
   absl::Status Produce(int component, int part, absl::Span<std::byte> to) override {
-    return builder_.CopyPart(artifact_.layout[component].name, part, to.data());
+    return builder_.CopyPart(artifact_.layout[component].name, part, to);
   }
   absl::Status CheckSources() override { return artifact_.sources.CheckUnchanged(); }
 
@@ -89,7 +89,7 @@ class ModelStartup {
     if (lease.identity().document != artifact_->identity.document) {
       return absl::InternalError("the store gave an artifact of another identity");
     }
-    if (lease.layout() != artifact_->layout) {
+    if (lease.layout() != artifact_->layout || lease.layout() != builder_.layout()) {
       return absl::FailedPreconditionError(
           absl::StrCat("artifact ", lease.identity().key, " has another layout than the model"));
     }
@@ -170,9 +170,9 @@ class ModelStartup {
   }
 
   Decision Load(bool fresh) {
-    // Whoever asked for an artifact and did not get it holds the finished weights in memory of its
-    // own, so that there is something to publish.
-    const bool may_map = !fresh && startup_.record().outcome == hwr::Outcome::kDisabled;
+    // What will be published is finished in private memory. Where nothing will be, that would only
+    // cost memory.
+    const bool may_map = !fresh && !startup_.may_publish();
     {
       const PhaseTimer timer(startup_.record(), Phase::kLoad);
       error_ = builder_.Load(may_map);

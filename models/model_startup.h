@@ -31,10 +31,6 @@
 
 namespace dlo {
 
-namespace hwr {
-class Lease;
-}
-
 // The store of host weights in their final layout.
 struct HostWeightStoreOptions {
   hwr::Mode mode = hwr::Mode::kDisabled;
@@ -76,15 +72,18 @@ class ModelBuilder {
   // Binds every component to the artifact's bytes; reads no weights.
   virtual absl::Status Restore(const hwr::Lease& lease) = 0;
   // Reads from the checkpoint. With `may_map` blocks may stay in its pages; without it all weights
-  // are in private memory, from where CopyPart can give them.
+  // are in private memory.
   virtual absl::Status Load(bool may_map) = 0;
   // Makes the model ready for requests. After Restore `lease`, by which the bytes are mapped, is
   // the builder's, to be let go last of all.
   virtual absl::Status Enable(std::shared_ptr<const hwr::Lease> lease) = 0;
   virtual void Discard() = 0;
 
-  // Of the host's copy; parts are numbered as in loader/hwr/layout.h.
-  virtual absl::Status CopyPart(const std::string& component, int part, std::byte* to) = 0;
+  // Of the host's copy, as Restore wants it; known from the start.
+  virtual hwr::ArtifactLayout layout() const = 0;
+  // INVALID_ARGUMENT for what is not in the layout, and a `to` of another size than the part's.
+  virtual absl::Status CopyPart(const std::string& component, int part,
+                                absl::Span<std::byte> to) = 0;
   // Where the part's bytes lie; null: not in one run.
   virtual const std::byte* part_data(const std::string& component, int part) = 0;
 
