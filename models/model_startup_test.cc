@@ -68,8 +68,7 @@ class PlainBuilder : public ModelBuilder {
   void Discard() override { did.push_back("discard"); }
 
   hwr::ArtifactLayout layout() const override { return layout_; }
-  absl::Status CopyPart(const std::string& component, int part,
-                        absl::Span<std::byte> to) override {
+  absl::Status CopyPart(const std::string& component, int part, absl::Span<std::byte> to) override {
     const std::vector<std::byte>& bytes = parts_.at({component, part});
     if (to.size() != bytes.size()) return absl::InvalidArgumentError("another size");
     std::memcpy(to.data(), bytes.data(), bytes.size());
@@ -181,10 +180,10 @@ TEST_F(ModelStartupTest, OnlyLimitsThatAreAskedForAreCompared) {
   ASSERT_TRUE(std::holds_alternative<std::unique_ptr<hwr::Store>>(made));
   for (const int64_t limit : {int64_t{0}, int64_t{1} << 30, int64_t{1} << 20}) {
     PlainBuilder builder(root());
-    const absl::Status status = BuildModel(
-        {.root = root(),
-         .store = {.mode = Mode::kPreferred, .root = store(), .max_store_bytes = limit}},
-        builder, &report_);
+    const absl::Status status =
+        BuildModel({.root = root(),
+                    .store = {.mode = Mode::kPreferred, .root = store(), .max_store_bytes = limit}},
+                   builder, &report_);
     EXPECT_EQ(status.ok(), limit != 1 << 20) << status;
   }
 }

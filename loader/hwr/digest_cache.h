@@ -55,8 +55,8 @@ class DigestCache {
   // there is nobody to wait for.
   absl::StatusOr<Descriptor> Claim(const std::filesystem::path& file, absl::Time deadline) const;
 
-  // What cannot be kept, such as the digest of a file that has changed just now, is forgotten: those
-  // who wait for it then hash the file themselves, all at once.
+  // What cannot be kept, such as the digest of a file that has changed just now, is forgotten: who
+  // waits for it then hashes the file, too, and all of them at once.
   void Keep(const std::filesystem::path& file, const FileStat& stat,
             const std::string& digest) const;
 

@@ -44,9 +44,9 @@ class DigestCacheProcessTest : public ::testing::Test {
     return DigestCache(folder_ / "digests", {.deadline = deadline});
   }
   SourceFingerprint Fingerprint(const DigestCache* cache) const {
-    absl::StatusOr<SourceFingerprint> sources = FingerprintSources(
-        {{.component = "vae", .folder = folder_ / "model", .names = names_}},
-        {.cache = cache, .threads = 2});
+    absl::StatusOr<SourceFingerprint> sources =
+        FingerprintSources({{.component = "vae", .folder = folder_ / "model", .names = names_}},
+                           {.cache = cache, .threads = 2});
     EXPECT_TRUE(sources.ok()) << sources.status();
     return sources.ok() ? *std::move(sources) : SourceFingerprint();
   }
@@ -81,12 +81,11 @@ class DigestCacheProcessTest : public ::testing::Test {
   bool IsKnown(int i) const {
     struct stat info;
     EXPECT_EQ(stat(File(i).c_str(), &info), 0);
-    const FileStat stat = {
-        .device = info.st_dev,
-        .inode = info.st_ino,
-        .size = info.st_size,
-        .mtime_ns = info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec,
-        .ctime_ns = info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec};
+    const FileStat stat = {.device = info.st_dev,
+                           .inode = info.st_ino,
+                           .size = info.st_size,
+                           .mtime_ns = info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec,
+                           .ctime_ns = info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec};
     return Cache().Find(File(i), stat).has_value();
   }
   void WaitUntilKnown(const std::vector<int>& files) const {

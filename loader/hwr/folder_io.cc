@@ -27,8 +27,8 @@ constexpr int kDepthMax = 8;  // a store has three
 constexpr absl::Duration kFirstWait = absl::Milliseconds(1);
 constexpr absl::Duration kWaitMax = absl::Milliseconds(50);
 
-// flock cannot be looked at without taking it. So whoever has it shared also has a read lock of this
-// kind, which as well ends with the open file; nobody ever has one for writing.
+// To look at a flock is to take it. So whoever has it shared also has a read lock of this kind,
+// which ends with the open file as well; nobody ever has one for writing.
 struct flock WholeFile(short type) {
   struct flock lock{};
   lock.l_type = type;

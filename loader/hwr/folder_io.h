@@ -31,7 +31,7 @@ enum class LockKind : uint8_t { kShared, kExclusive };
 absl::Status Lock(int fd, LockKind kind, absl::Time deadline);
 // False if somebody else has it.
 bool TryLock(int fd, LockKind kind);
-// Whether somebody has it shared, by Lock; through another open file of it. Takes nothing, so nobody
+// Whether somebody has it shared, by Lock and another open file. Takes nothing, so that nobody
 // finds it taken.
 bool IsShared(int fd);
 
