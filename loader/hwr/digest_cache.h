@@ -1,12 +1,10 @@
 // Digests of files by absolute path, kept in a folder that processes share.
 //
 //   DigestCache cache(root / "source-digests", {.deadline = absl::Now() + absl::Minutes(1)});
-//   std::optional<std::string> digest = cache.Find(path, stat);
-//   if (!digest) {
-//     const absl::StatusOr<Descriptor> claim = cache.Claim(path, cache.deadline());
-//     digest = cache.Find(path, stat);  // another process may have had the claim, and done it
-//     if (!digest) cache.Keep(path, stat, *(digest = Hash(path)));
-//   }
+//   if (auto digest = cache.Find(path, stat)) return *digest;
+//   const absl::StatusOr<Descriptor> claim = cache.Claim(path, cache.deadline());
+//   if (auto digest = cache.Find(path, stat)) return *digest;  // of who had the claim before
+//   cache.Keep(path, stat, Hash(path));
 //
 // A digest is believed only as long as the file's FileStat stands. Any failure of the cache means
 // that a file is hashed, no more. Thread-safe, and so are processes against each other.
