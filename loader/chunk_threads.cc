@@ -10,12 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
+
 namespace dlo {
 
 absl::StatusOr<int> RunChunks(int64_t num_chunks, int threads, absl::string_view what,
                               absl::FunctionRef<absl::Status(int64_t)> chunk) {
   std::atomic<int64_t> next = 0;
   std::atomic<bool> failed = false;
+  absl::Mutex mutex;
+  int64_t first_failed = num_chunks;  // all before it have begun, too
   absl::Status first_error;
   const auto run = [&] {
     // A chunk once taken is run, whatever has failed meanwhile: a later one may wait for it.
@@ -23,7 +27,12 @@ absl::StatusOr<int> RunChunks(int64_t num_chunks, int threads, absl::string_view
       const int64_t i = next++;
       if (i >= num_chunks) return;
       absl::Status status = chunk(i);
-      if (!status.ok() && !failed.exchange(true)) first_error = std::move(status);
+      if (status.ok()) continue;
+      const absl::MutexLock lock(&mutex);
+      failed = true;
+      if (i > first_failed) continue;
+      first_failed = i;
+      first_error = std::move(status);
     }
   };
   const int64_t wanted =

@@ -17,8 +17,9 @@ namespace dlo {
 
 // Runs chunk(0) to chunk(num_chunks - 1), each once, on `threads` threads, this one among them (0:
 // as many as there are cores; fewer, with a warning about `what`, if no more can be started).
-// Returns how many there were, or the error that came first, after which no further chunk begins.
-// When a chunk begins all before it have begun and will end, so it may wait for them.
+// Returns how many there were, or the error of the first chunk in their order that fails, whenever
+// it does; after an error no further chunk begins. When a chunk begins all before it have begun and
+// will end, so it may wait for them.
 absl::StatusOr<int> RunChunks(int64_t num_chunks, int threads, absl::string_view what,
                               absl::FunctionRef<absl::Status(int64_t)> chunk);
 

@@ -51,6 +51,22 @@ TEST(RunChunksTest, AfterAnErrorNoChunkBegins) {
   }
 }
 
+TEST(RunChunksTest, OfSeveralErrorsTheFirstInTheOrderOfTheChunksIsGiven) {
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<bool> later_fails = false;
+    const auto used = RunChunks(2, 2, "testing", [&](int64_t i) {
+      if (i == 0) {
+        later_fails.wait(false);
+      } else {
+        later_fails = true;
+        later_fails.notify_all();
+      }
+      return absl::InternalError(absl::StrCat(i));
+    });
+    ASSERT_EQ(used.status(), absl::InternalError("0"));
+  }
+}
+
 // Each chunk waits for the one before to end, and some of those fail.
 TEST(RunChunksTest, AChunkMayWaitForEarlierOnesWhateverFails) {
   constexpr int64_t kChunks = 200;

@@ -225,18 +225,26 @@ absl::StatusOr<DeviceBuffer> ComponentWeights::CopyToDevice(Device& device, cons
   return buffer;
 }
 
-absl::Status ComponentWeights::CopyPart(int64_t part, std::byte* to) const {
+absl::Status ComponentWeights::CopyPart(int64_t part, absl::Span<std::byte> to) const {
+  if (part < 0 || part >= num_parts()) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no part ", part, " of ", num_parts()));
+  }
   const Part& source = At(part);
+  if (static_cast<int64_t>(to.size()) != source.layout.total_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "part ", part, " has ", source.layout.total_bytes(), " bytes, not ", to.size()));
+  }
   if (part > 0 && placement_.shards != 1) {
     return absl::FailedPreconditionError("this process has only a shard of each block");
   }
   int64_t end = 0;
-  const auto clear_until = [&](int64_t offset) { std::memset(to + end, 0, offset - end); };
-  if (source.host == nullptr) RETURN_IF_ERROR(PackPieces(to, source.pieces));
+  const auto clear_until = [&](int64_t offset) { std::memset(to.data() + end, 0, offset - end); };
+  if (source.host == nullptr) RETURN_IF_ERROR(PackPieces(to.data(), source.pieces));
   for (const BlockLayout::Tensor& tensor : source.layout.tensors()) {
     clear_until(tensor.offset);
     if (source.host != nullptr) {
-      std::memcpy(to + tensor.offset, source.host->data() + tensor.offset, tensor.spec.bytes());
+      std::memcpy(to.data() + tensor.offset, source.host->data() + tensor.offset,
+                  tensor.spec.bytes());
     }
     end = tensor.offset + tensor.spec.bytes();
   }

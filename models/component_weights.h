@@ -117,9 +117,10 @@ class ComponentWeights {
   // The host's copy of the weights, by PartLayouts' index; none with kResident.
   int64_t num_parts() const { return 1 + num_blocks(); }
   const BlockLayout& part_layout(int64_t part) const { return At(part).layout; }
-  // Fills part_layout(part).total_bytes() bytes: the tensors in their places, zero between them.
-  // DATA_LOSS if they lie in a file that has changed; FAILED_PRECONDITION for sharded blocks.
-  absl::Status CopyPart(int64_t part, std::byte* to) const;
+  // Fills `to`, of part_layout(part).total_bytes(): the tensors in their places, zero between them.
+  // INVALID_ARGUMENT for another part or size; DATA_LOSS if they lie in a file that has changed;
+  // FAILED_PRECONDITION for sharded blocks.
+  absl::Status CopyPart(int64_t part, absl::Span<std::byte> to) const;
   // Where the part's bytes lie if they are one run in memory, mapped or not, else null.
   const std::byte* part_data(int64_t part) const;
 

@@ -44,12 +44,15 @@ class MappedParts : public testing::Test {
     for (int64_t i = 0; i < loaded_->num_parts(); ++i) {
       offsets_.push_back(static_cast<int64_t>((bytes.size() + 4095) / 4096 * 4096));
       bytes.resize(offsets_[i] + loaded_->part_layout(i).total_bytes(), '\x5A');
-      EXPECT_TRUE(
-          loaded_->CopyPart(i, reinterpret_cast<std::byte*>(bytes.data()) + offsets_[i]).ok());
+      EXPECT_TRUE(loaded_->CopyPart(i, PartOf(bytes, i)).ok());
     }
     file_ = *MappedFile::Open(folder_.Write("x.bin", bytes));
   }
 
+  absl::Span<std::byte> PartOf(std::string& bytes, int64_t part) {
+    return absl::MakeSpan(reinterpret_cast<std::byte*>(bytes.data()) + offsets_[part],
+                          loaded_->part_layout(part).total_bytes());
+  }
   ComponentWeights Load(Kind kind) {
     auto weights = ComponentWeights::Load(*checkpoint_, specs_, *device_, {}, {.kind = kind});
     EXPECT_TRUE(weights.ok()) << weights.status();
@@ -126,6 +129,20 @@ TEST_F(MappedParts, StreamAsOneRunOfBytesABlock) {
   }
 }
 
+TEST_F(MappedParts, ACopyOfAnotherPartOrSizeIsRefused) {
+  std::vector<std::byte> bytes(loaded_->part_layout(1).total_bytes() + 1, std::byte{0x77});
+  const std::vector<std::byte> before = bytes;
+  for (const int64_t part : {int64_t{-1}, loaded_->num_parts()}) {
+    EXPECT_EQ(loaded_->CopyPart(part, absl::MakeSpan(bytes)).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  for (const size_t size : {bytes.size(), bytes.size() - 2, size_t{0}}) {
+    EXPECT_EQ(loaded_->CopyPart(1, absl::MakeSpan(bytes).first(size)).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(bytes, before);
+}
+
 TEST_F(MappedParts, CopiesAreTheTensorsAndZerosBetweenThem) {
   auto mapped = Map(Kind::kStaged);
   ASSERT_TRUE(mapped.ok()) << mapped.status();
@@ -133,7 +150,7 @@ TEST_F(MappedParts, CopiesAreTheTensorsAndZerosBetweenThem) {
     for (int64_t i = 0; i < weights->num_parts(); ++i) {
       const BlockLayout& layout = weights->part_layout(i);
       std::vector<std::byte> part(layout.total_bytes(), std::byte{0x77});
-      ASSERT_TRUE(weights->CopyPart(i, part.data()).ok());
+      ASSERT_TRUE(weights->CopyPart(i, absl::MakeSpan(part)).ok());
       std::vector<bool> covered(part.size());
       for (const BlockLayout::Tensor& tensor : layout.tensors()) {
         std::fill_n(covered.begin() + tensor.offset, tensor.spec.bytes(), true);

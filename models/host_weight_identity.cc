@@ -40,24 +40,14 @@ hwr::SourceFiles FilesOf(const std::string& component, const Checkpoint& checkpo
   return files;
 }
 
-void AddComponent(const std::string& name, absl::Span<const TensorSpec> specs,
-                  HostWeightArtifact* artifact) {
-  hwr::ArtifactComponent& component = artifact->layout.emplace_back();
-  component.name = name;
-  std::vector<std::vector<TensorSpec>>& part_specs = artifact->specs.emplace_back();
+// In the order of DescribeComponent.
+std::vector<std::vector<TensorSpec>> SpecsOfParts(absl::Span<const TensorSpec> specs) {
+  std::vector<std::vector<TensorSpec>> parts;
   for (const BlockLayout& layout : PartLayouts(specs)) {
-    hwr::ArtifactPart& part = component.parts.emplace_back();
-    part.bytes = layout.total_bytes();
-    part_specs.emplace_back();
-    for (const BlockLayout::Tensor& tensor : layout.tensors()) {
-      part_specs.back().push_back(tensor.spec);
-      part.tensors.push_back({.name = tensor.spec.name,
-                              .dtype = tensor.spec.dtype,
-                              .shape = tensor.spec.shape,
-                              .offset = tensor.offset,
-                              .bytes = tensor.spec.bytes()});
-    }
+    std::vector<TensorSpec>& part = parts.emplace_back();
+    for (const BlockLayout::Tensor& tensor : layout.tensors()) part.push_back(tensor.spec);
   }
+  return parts;
 }
 
 absl::Status Annotate(const absl::Status& status, absl::string_view component) {
@@ -66,6 +56,24 @@ absl::Status Annotate(const absl::Status& status, absl::string_view component) {
 }
 
 }  // namespace
+
+hwr::ArtifactComponent DescribeComponent(const std::string& name,
+                                         absl::Span<const TensorSpec> specs) {
+  hwr::ArtifactComponent component;
+  component.name = name;
+  for (const BlockLayout& layout : PartLayouts(specs)) {
+    hwr::ArtifactPart& part = component.parts.emplace_back();
+    part.bytes = layout.total_bytes();
+    for (const BlockLayout::Tensor& tensor : layout.tensors()) {
+      part.tensors.push_back({.name = tensor.spec.name,
+                              .dtype = tensor.spec.dtype,
+                              .shape = tensor.spec.shape,
+                              .offset = tensor.offset,
+                              .bytes = tensor.spec.bytes()});
+    }
+  }
+  return component;
+}
 
 absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
                                                        const HostWeightRun& settings) {
@@ -84,7 +92,8 @@ absl::StatusOr<HostWeightArtifact> DescribeHostWeights(const fs::path& root,
                                           {.ignore_unexpected = needs[i].ignore_unexpected}),
                              name));
     sources.push_back(FilesOf(name, *checkpoint));
-    AddComponent(name, plan.components[i].specs, &artifact);
+    artifact.layout.push_back(DescribeComponent(name, plan.components[i].specs));
+    artifact.specs.push_back(SpecsOfParts(plan.components[i].specs));
     artifact.checkpoints.push_back(std::make_shared<const Checkpoint>(*std::move(checkpoint)));
     names.push_back(name);
   }

@@ -50,6 +50,10 @@ struct HostWeightArtifact {
   std::vector<std::shared_ptr<const Checkpoint>> checkpoints;
 };
 
+// A component of these tensors, each part of it as offload/block_layout.h lays it out.
+hwr::ArtifactComponent DescribeComponent(const std::string& name,
+                                         absl::Span<const TensorSpec> specs);
+
 // Reads the configuration and the headers of the repository at `root`, and as much of the weight
 // files as their fingerprint needs. Errors as ReadWanConfig, Checkpoint::Open, CheckTensors and
 // FingerprintSources.

@@ -25,7 +25,7 @@ class ModelProducer : public hwr::PartProducer {
       : builder_(builder), artifact_(artifact) {}
 
   absl::Status Produce(int component, int part, absl::Span<std::byte> to) override {
-    return builder_.CopyPart(artifact_.layout[component].name, part, to.data());
+    return builder_.CopyPart(artifact_.layout[component].name, part, to);
   }
   absl::Status CheckSources() override { return artifact_.sources.CheckUnchanged(); }
 
@@ -54,16 +54,11 @@ class ModelStartup {
 
  private:
   static hwr::StartupSettings Settings(const ModelStartupOptions& options) {
-    hwr::StartupSettings settings = {.mode = options.store.mode,
-                                     .validation = options.store.validation,
-                                     .store = {.root = options.store.root},
-                                     .wait = options.store.wait,
-                                     .threads = options.threads};
-    if (options.store.max_store_bytes > 0 || options.store.min_free_bytes > 0) {
-      settings.store.policy = hwr::StorePolicy{.max_store_bytes = options.store.max_store_bytes,
-                                               .min_free_bytes = options.store.min_free_bytes};
-    }
-    return settings;
+    return {.mode = options.store.mode,
+            .validation = options.store.validation,
+            .store = StoreOptionsOf(options.store),
+            .wait = options.store.wait,
+            .threads = options.threads};
   }
 
   void Tell() {
@@ -75,13 +70,12 @@ class ModelStartup {
       return startup_.SkipDirect(options_.direct);
     }
     const Decision decision = startup_.Resolve(
-        [this](const std::filesystem::path& digests) -> absl::StatusOr<hwr::Startup::Identified> {
-          const hwr::DigestCache cache(digests);
+        [this](const hwr::DigestCache& digests) -> absl::StatusOr<hwr::Startup::Identified> {
           ASSIGN_OR_RETURN(
               artifact_, DescribeHostWeights(options_.root, {.dtype = options_.dtype,
                                                              .quantization = options_.quantization,
                                                              .from_hub = options_.store.from_hub,
-                                                             .cache = &cache,
+                                                             .cache = &digests,
                                                              .threads = options_.threads}));
           return hwr::Startup::Identified{artifact_->identity, artifact_->sources.bytes_hashed()};
         });
@@ -95,7 +89,7 @@ class ModelStartup {
     if (lease.identity().document != artifact_->identity.document) {
       return absl::InternalError("the store gave an artifact of another identity");
     }
-    if (lease.layout() != artifact_->layout) {
+    if (lease.layout() != artifact_->layout || lease.layout() != builder_.layout()) {
       return absl::FailedPreconditionError(
           absl::StrCat("artifact ", lease.identity().key, " has another layout than the model"));
     }
@@ -176,9 +170,9 @@ class ModelStartup {
   }
 
   Decision Load(bool fresh) {
-    // Whoever asked for an artifact and did not get it holds the finished weights in memory of its
-    // own, so that there is something to publish.
-    const bool may_map = !fresh && startup_.record().outcome == hwr::Outcome::kDisabled;
+    // What will be published is finished in private memory. Where nothing will be, that would only
+    // cost memory.
+    const bool may_map = !fresh && !startup_.may_publish();
     {
       const PhaseTimer timer(startup_.record(), Phase::kLoad);
       error_ = builder_.Load(may_map);
@@ -210,6 +204,14 @@ class ModelStartup {
 };
 
 }  // namespace
+
+hwr::StoreOptions StoreOptionsOf(const HostWeightStoreOptions& options, bool read_only) {
+  return {.root = options.root,
+          .policy = {.max_store_bytes = options.max_store_bytes,
+                     .min_free_bytes = options.min_free_bytes},
+          .read_only = read_only,
+          .wait = options.wait};
+}
 
 absl::Status BuildModel(const ModelStartupOptions& options, ModelBuilder& builder,
                         StartupReport* report) {

@@ -21,22 +21,22 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/quantization.h"
+#include "loader/hwr/layout.h"
+#include "loader/hwr/lease.h"
 #include "loader/hwr/outcome.h"
+#include "loader/hwr/store.h"
 
 namespace dlo {
-
-namespace hwr {
-class Lease;
-}
 
 // The store of host weights in their final layout.
 struct HostWeightStoreOptions {
   hwr::Mode mode = hwr::Mode::kDisabled;
   std::filesystem::path root;
   hwr::Validation validation = hwr::Validation::kMetadata;
-  // Both 0: those that the store has.
+  // 0: the one that the store has.
   int64_t max_store_bytes = 0;
   int64_t min_free_bytes = 0;
   absl::Duration wait = absl::Seconds(600);  // for locks of others
@@ -60,6 +60,9 @@ struct StartupReport {
   absl::Duration time;
 };
 
+// What a store is opened with, by a start and by whoever looks at what a start would find.
+hwr::StoreOptions StoreOptionsOf(const HostWeightStoreOptions& options, bool read_only = false);
+
 // What a family does for its part. A model is built by Restore or Load, then Enable; Discard undoes
 // all of it. Errors are those of loading.
 class ModelBuilder {
@@ -69,15 +72,18 @@ class ModelBuilder {
   // Binds every component to the artifact's bytes; reads no weights.
   virtual absl::Status Restore(const hwr::Lease& lease) = 0;
   // Reads from the checkpoint. With `may_map` blocks may stay in its pages; without it all weights
-  // are in private memory, from where CopyPart can give them.
+  // are in private memory.
   virtual absl::Status Load(bool may_map) = 0;
   // Makes the model ready for requests. After Restore `lease`, by which the bytes are mapped, is
   // the builder's, to be let go last of all.
   virtual absl::Status Enable(std::shared_ptr<const hwr::Lease> lease) = 0;
   virtual void Discard() = 0;
 
-  // Of the host's copy; parts are numbered as in loader/hwr/layout.h.
-  virtual absl::Status CopyPart(const std::string& component, int part, std::byte* to) = 0;
+  // Of the host's copy, as Restore wants it; known from the start.
+  virtual hwr::ArtifactLayout layout() const = 0;
+  // INVALID_ARGUMENT for what is not in the layout, and a `to` of another size than the part's.
+  virtual absl::Status CopyPart(const std::string& component, int part,
+                                absl::Span<std::byte> to) = 0;
   // Where the part's bytes lie; null: not in one run.
   virtual const std::byte* part_data(const std::string& component, int part) = 0;
 

@@ -24,6 +24,7 @@
 #include "loader/model_path.h"
 #include "models/host_weight_identity.h"
 #include "models/model_files.h"
+#include "models/model_startup.h"
 #include "proto/build_id.h"
 #include "server/reference_flags.h"
 
@@ -481,41 +482,53 @@ std::string UnusedStore(const ServeConfig& config) {
                       " workers use no artifacts and leave the store alone");
 }
 
-// Says whether the store has the model's artifact and what a start would do; true if it has.
-absl::StatusOr<bool> CheckStore(const ServeConfig& config, const std::filesystem::path& root,
-                                std::ostream& out) {
+// What a start would do with the store of host weights.
+enum class StoreUse { kRestores, kPublishes, kNothing };
+
+// Says whether the store has the model's artifact and what a start would do. Changes nothing there.
+absl::StatusOr<StoreUse> CheckStore(const ServeConfig& config, const std::filesystem::path& root,
+                                    std::ostream& out) {
   const ServeConfig::HostWeights& settings = config.host_weights;
   out << "host weights: mode " << std::string(hwr::ModeName(settings.mode)) << ", store "
       << settings.root.string() << "\n";
-  hwr::Store::OpenResult opened = hwr::Store::Open({.root = settings.root, .read_only = true});
+  const absl::Time deadline = absl::Now() + settings.wait;
+  hwr::Store::OpenResult opened =
+      hwr::Store::Open(StoreOptionsOf({.root = settings.root,
+                                       .max_store_bytes = settings.max_store_bytes,
+                                       .min_free_bytes = settings.min_free_bytes,
+                                       .wait = settings.wait},
+                                      /*read_only=*/true));
   hwr::Failure failure;
+  bool publishes = false;
   std::string artifact = "an artifact";
   if (const auto* store = std::get_if<std::unique_ptr<hwr::Store>>(&opened)) {
-    const hwr::DigestCache digests((*store)->digest_folder());
+    const hwr::DigestCache digests = (*store)->digests(deadline);
     ASSIGN_OR_RETURN(const HostWeightArtifact wanted,
                      DescribeHostWeights(root, {.dtype = config.model.dtype,
                                                 .quantization = config.model.quantization,
                                                 .from_hub = root.string() != config.model.path,
                                                 .cache = &digests}));
     artifact = absl::StrCat("artifact ", wanted.identity.key);
-    const hwr::LookupResult found =
-        (*store)->Lookup(wanted.identity, {.validation = settings.validation});
+    const hwr::LookupResult found = (*store)->Lookup(
+        wanted.identity, {.validation = settings.validation, .deadline = deadline});
     if (found.lease) {
       out << "host weights: " << artifact << " is there, "
           << absl::StrFormat("%.1f MB", static_cast<double>(found.lease->bytes()) / 1e6)
           << "; a start reads no weights from the checkpoint\n";
-      return true;
+      return StoreUse::kRestores;
     }
     failure = found.failure;
+    publishes =
+        found.status == hwr::LookupStatus::kMiss || found.status == hwr::LookupStatus::kInvalid;
   } else {
     failure = std::get<hwr::Failure>(opened);
+    publishes = failure.reason == hwr::Reason::kNotFound;  // there need be no store yet
   }
-  // There need be no store yet.
-  const bool survives = failure.retryable() || failure.reason == hwr::Reason::kNotFound;
+  const bool survives = publishes || failure.retryable();
   if (settings.mode == hwr::Mode::kRequired || !survives) return failure.ToStatus();
   out << "host weights: " << failure.Text() << "; a start loads the checkpoint and stores "
-      << artifact << "\n";
-  return false;
+      << (publishes ? artifact : "nothing") << "\n";
+  return publishes ? StoreUse::kPublishes : StoreUse::kNothing;
 }
 
 ServeConfig ToServeConfig(const Config& config) {
@@ -741,14 +754,13 @@ absl::Status CheckServeConfig(const ServeConfig& config, std::ostream& out) {
   if (topology.EffectiveTransfer(config.offload.transfer) == WeightTransfer::kRankLocal) {
     streaming = {.mmap = config.host_weights.checkpoint_mmap};
   }
-  bool restored = false;
   if (streaming && config.host_weights.mode != hwr::Mode::kDisabled) {
-    streaming->canonical = true;
-    ASSIGN_OR_RETURN(restored, CheckStore(config, root, out));
+    ASSIGN_OR_RETURN(const StoreUse use, CheckStore(config, root, out));
+    streaming->canonical = use == StoreUse::kPublishes;
+    if (use == StoreUse::kRestores) streaming.reset();
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> lines,
-                   CheckModelFiles(root, config.model.dtype, restored ? std::nullopt : streaming,
-                                   config.model.quantization));
+                   CheckModelFiles(root, config.model.dtype, streaming, config.model.quantization));
   for (const std::string& line : lines) out << line << "\n";
   return absl::OkStatus();
 }

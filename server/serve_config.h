@@ -63,7 +63,7 @@ struct ServeConfig {
     hwr::Mode mode = hwr::Mode::kDisabled;
     std::filesystem::path root;  // absolute; empty: none
     hwr::Validation validation = hwr::Validation::kMetadata;
-    int64_t max_store_bytes = 0;  // both 0: as the store has them
+    int64_t max_store_bytes = 0;  // 0: as the store has it
     int64_t min_free_bytes = 0;
     absl::Duration wait = absl::Minutes(10);
   };

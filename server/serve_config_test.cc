@@ -1,6 +1,8 @@
 #include "server/serve_config.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 
 #include <filesystem>
 #include <fstream>
@@ -581,6 +583,63 @@ TEST_F(CheckTest, WhatAStartWouldDoWithTheStoreIsShown) {
   EXPECT_EQ(Check(), absl::OkStatus());
   EXPECT_THAT(out_.str(), HasSubstr("artifact " + artifact->identity.key + " is there"));
   EXPECT_THAT(out_.str(), Not(HasSubstr("host weights of transformer")));
+}
+
+// A store with rank-local transfer, of the model in bfloat16.
+class CheckStoreTest : public CheckTest {
+ protected:
+  CheckStoreTest() {
+    config_.model.dtype = DType::kBF16;
+    config_.offload.transfer = WeightTransfer::kRankLocal;
+    config_.host_weights.mode = hwr::Mode::kPreferred;
+    config_.host_weights.root = folder_.path() / "store";
+  }
+  std::unique_ptr<hwr::Store> Open(const hwr::StorePolicy& policy = {}) const {
+    auto opened = hwr::Store::Open({.root = config_.host_weights.root, .policy = policy});
+    auto* const store = std::get_if<std::unique_ptr<hwr::Store>>(&opened);
+    EXPECT_NE(store, nullptr) << std::get<hwr::Failure>(opened).Text();
+    return store == nullptr ? nullptr : std::move(*store);
+  }
+};
+
+TEST_F(CheckStoreTest, LimitsThatTheStoreWasNotMadeWithFailAsAStartDoes) {
+  Open({.max_store_bytes = 1 << 30, .max_artifact_bytes = 1 << 29});
+  EXPECT_EQ(Check(), absl::OkStatus()) << "asks for none";
+  config_.host_weights.max_store_bytes = 1 << 30;
+  EXPECT_EQ(Check(), absl::OkStatus()) << "asks for the store's";
+  config_.host_weights.max_store_bytes = 1 << 29;
+  EXPECT_THAT(Check().message(), HasSubstr("other limits"));
+  config_.host_weights.max_store_bytes = 0;
+  config_.host_weights.min_free_bytes = 1;
+  EXPECT_THAT(Check().message(), HasSubstr("other limits"));
+}
+
+TEST_F(CheckStoreTest, NothingIsWrittenToTheStore) {
+  Open();
+  const std::filesystem::path digests = config_.host_weights.root / "source-digests";
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_FALSE(std::filesystem::exists(digests));
+  std::filesystem::create_directory(digests);
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::is_empty(digests));
+}
+
+TEST_F(CheckStoreTest, AnArtifactThatIsLockedIsWaitedForAsLongAsAStartWould) {
+  const auto artifact = DescribeHostWeights(root(), {.dtype = DType::kBF16});
+  ASSERT_TRUE(artifact.ok()) << artifact.status();
+  CheckpointProducer producer(*artifact);
+  ASSERT_EQ(Open()->Publish(artifact->identity, artifact->layout, producer, {}).outcome,
+            hwr::PublicationOutcome::kPublished);
+  const hwr::Descriptor folder(
+      open((config_.host_weights.root / "artifacts" / artifact->identity.key).c_str(),
+           O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(flock(folder.get(), LOCK_EX | LOCK_NB), 0);
+  config_.host_weights.wait = absl::Milliseconds(100);
+  EXPECT_EQ(Check(), absl::OkStatus());
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("lock-timeout"), HasSubstr("and stores nothing"),
+                                HasSubstr("host weights of transformer: blocks in the pages")));
+  config_.host_weights.mode = hwr::Mode::kRequired;
+  EXPECT_THAT(Check().message(), HasSubstr("lock-timeout"));
 }
 
 TEST_F(CheckTest, AConfigurationThatDoesNotFitTheWeightsIsFound) {

@@ -40,7 +40,6 @@ struct Options {
   std::string dtype = "bfloat16";
   std::string quantization = "none";
   hwr::StorePolicy policy;
-  bool has_policy = false;
   absl::Duration wait = absl::Seconds(600);
   int threads = 0;
   bool pin = false;
@@ -58,7 +57,7 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
 absl::StatusOr<std::unique_ptr<hwr::Store>> OpenStore(const Options& options, bool read_only) {
   hwr::Store::OpenResult opened = hwr::Store::Open({
       .root = options.root,
-      .policy = options.has_policy ? std::optional(options.policy) : std::nullopt,
+      .policy = options.policy,
       .read_only = read_only,
       .wait = options.wait,
   });
@@ -101,9 +100,9 @@ absl::Status Prewarm(const Options& options, std::ostream& out) {
   ASSIGN_OR_RETURN(const std::unique_ptr<hwr::Store> store, OpenStore(options, false));
   ASSIGN_OR_RETURN(const OnlineQuantization quantization,
                    ParseOnlineQuantization(options.quantization));
-  const hwr::DigestCache cache(store->digest_folder());
   std::error_code ignored;
   const absl::Time start = absl::Now();
+  const hwr::DigestCache cache = store->digests(start + options.wait);
   ASSIGN_OR_RETURN(
       const HostWeightArtifact artifact,
       DescribeHostWeights(model,
@@ -313,12 +312,10 @@ int RunWeightsTool(int argc, const char* const* argv, std::ostream& out, std::os
       ->check(CLI::Range(0, 1024));
   prewarm->add_flag("--pin", options.pin, "Never evict it");
   const auto limit = [&](int64_t hwr::StorePolicy::* field) {
-    return [&options, field](int64_t bytes) {
-      options.policy.*field = bytes;
-      options.has_policy = true;
-    };
+    return [&options, field](int64_t bytes) { options.policy.*field = bytes; };
   };
-  AddSize(prewarm, "--max-store-bytes", "Limit of a new store; of one that is there, its own",
+  AddSize(prewarm, "--max-store-bytes",
+          "Limit of a new store; of one that is there, its own; 0: any",
           limit(&hwr::StorePolicy::max_store_bytes));
   AddSize(prewarm, "--max-artifact-bytes", "The same of one artifact",
           limit(&hwr::StorePolicy::max_artifact_bytes));

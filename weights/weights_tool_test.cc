@@ -145,6 +145,18 @@ TEST_F(WeightsToolTest, TheLeastRecentlyUsedMakesRoom) {
   EXPECT_THAT(err_, HasSubstr("other limits"));
 }
 
+TEST_F(WeightsToolTest, ALimitThatServersCannotAskForDoesNotKeepThemOut) {
+  ASSERT_EQ(Run({"prewarm", "--root", root(), "--model", model(), "--max-artifact-bytes", "10MB"}),
+            0)
+      << err_;
+  EXPECT_EQ(Prewarm(), 0) << err_;
+  const hwr::Store::OpenResult opened = hwr::Store::Open({.root = root()});
+  ASSERT_TRUE(std::holds_alternative<std::unique_ptr<hwr::Store>>(opened));
+  EXPECT_EQ(Run({"prewarm", "--root", root(), "--model", model(), "--max-artifact-bytes", "1MB"}),
+            1);
+  EXPECT_THAT(err_, HasSubstr("other limits"));
+}
+
 TEST_F(WeightsToolTest, OnlyPrewarmMakesAStore) {
   for (const char* command : {"list", "verify"}) {
     EXPECT_EQ(Run({command, "--root", root()}), 1);

@@ -1,3 +1,5 @@
+#include "loader/hwr/digest_cache.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,8 +11,9 @@
 #include "base/atomic_file.h"
 #include "base/json.h"
 #include "base/sha256.h"
+#include "base/status_macros.h"
+#include "loader/hwr/folder_io.h"
 #include "loader/hwr/identity.h"
-#include "loader/hwr/source_fingerprint.h"
 #include "loader/hwr/strict_json.h"
 #include "nlohmann/json.hpp"
 
@@ -67,18 +70,39 @@ std::optional<std::string> DigestCache::Find(const fs::path& file, const FileSta
   return digest;
 }
 
+absl::StatusOr<Descriptor> DigestCache::Claim(const fs::path& file, absl::Time deadline) const {
+  if (options_.read_only) return absl::FailedPreconditionError("the cache is read-only");
+  mkdir(folder_.c_str(), 0700);
+  // The lock is on the entry itself, empty until its digest is known.
+  Descriptor entry(
+      open(EntryOf(file).c_str(), O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+  if (!entry) return IoError("cannot open an entry");
+  RETURN_IF_ERROR(Lock(entry.get(), LockKind::kExclusive, deadline));
+  // Whoever had it has replaced the entry, or taken it away.
+  struct stat info;
+  if (fstat(entry.get(), &info) != 0 || info.st_nlink == 0) {
+    return absl::FailedPreconditionError("it was claimed before");
+  }
+  return entry;
+}
+
 void DigestCache::Keep(const fs::path& file, const FileStat& stat,
                        const std::string& digest) const {
+  if (options_.read_only) return;
+  mkdir(folder_.c_str(), 0700);
+  const fs::path entry = EntryOf(file);
+  if (!TryKeep(entry, stat, digest)) unlink(entry.c_str());
+}
+
+bool DigestCache::TryKeep(const fs::path& entry, const FileStat& stat,
+                          const std::string& digest) const {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   const int64_t now_ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
-  if (now_ns - stat.mtime_ns < kSettledNs || now_ns - stat.ctime_ns < kSettledNs) return;
-  mkdir(folder_.c_str(), 0700);
-  const fs::path entry = EntryOf(file);
+  if (now_ns - stat.mtime_ns < kSettledNs || now_ns - stat.ctime_ns < kSettledNs) return false;
   absl::StatusOr<AtomicFile> out =
       AtomicFile::Create(entry, absl::StrCat(entry.native(), ".XXXXXX"), 0600);
-  if (!out.ok() || !out->Write(Entry(stat, digest)).ok()) return;
-  out->Commit().IgnoreError();
+  return out.ok() && out->Write(Entry(stat, digest)).ok() && out->Commit().ok();
 }
 
 }  // namespace dlo::hwr

@@ -90,7 +90,7 @@ absl::StatusOr<int> StoreImpl::EvictToFit(int64_t bytes, absl::Time deadline) {
         continue;
       }
       const absl::StatusOr<Descriptor> folder = OpenFolder(*ops, artifacts.get(), name);
-      if (!folder.ok() || !TryLock(folder->get(), LockKind::kExclusive)) continue;
+      if (!folder.ok() || IsShared(folder->get())) continue;
       candidates.emplace_back(absl::TimeFromTimespec(info.st_mtim), name);
       evictable_bytes += BytesBelow(folder->get());
     }

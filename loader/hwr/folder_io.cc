@@ -27,6 +27,15 @@ constexpr int kDepthMax = 8;  // a store has three
 constexpr absl::Duration kFirstWait = absl::Milliseconds(1);
 constexpr absl::Duration kWaitMax = absl::Milliseconds(50);
 
+// To look at a flock is to take it. So whoever has it shared also has a read lock of this kind,
+// which ends with the open file as well; nobody ever has one for writing.
+struct flock WholeFile(short type) {
+  struct flock lock{};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
 bool IsStructural(int code) {
   return code == EACCES || code == EISDIR || code == ELOOP || code == ENOTDIR || code == EPERM;
 }
@@ -57,11 +66,20 @@ absl::Status Lock(int fd, LockKind kind, absl::Time deadline) {
     absl::SleepFor(std::min(wait, left));
     wait = std::min(2 * wait, kWaitMax);
   }
+  if (kind == LockKind::kShared) {
+    struct flock mark = WholeFile(F_RDLCK);
+    fcntl(fd, F_OFD_SETLK, &mark);
+  }
   return absl::OkStatus();
 }
 
 bool TryLock(int fd, LockKind kind) {
   return flock(fd, (kind == LockKind::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0;
+}
+
+bool IsShared(int fd) {
+  struct flock mark = WholeFile(F_WRLCK);
+  return fcntl(fd, F_OFD_GETLK, &mark) == 0 && mark.l_type == F_RDLCK;
 }
 
 absl::StatusOr<Descriptor> OpenFolder(FileOps& ops, int parent, const std::string& name) {

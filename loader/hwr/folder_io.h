@@ -31,6 +31,9 @@ enum class LockKind : uint8_t { kShared, kExclusive };
 absl::Status Lock(int fd, LockKind kind, absl::Time deadline);
 // False if somebody else has it.
 bool TryLock(int fd, LockKind kind);
+// Whether somebody has it shared, by Lock and another open file. Takes nothing, so that nobody
+// finds it taken.
+bool IsShared(int fd);
 
 // A folder, not through a link. ENOENT is NOT_FOUND.
 absl::StatusOr<Descriptor> OpenFolder(FileOps& ops, int parent, const std::string& name);

@@ -95,7 +95,8 @@ struct SourceFile {
   bool hashed = false;
 };
 
-absl::Status Fingerprint(const FingerprintOptions& options, SourceFile* file) {
+// Without `wait` a file that another process is hashing is left as it is, without a digest.
+absl::Status Fingerprint(const FingerprintOptions& options, bool wait, SourceFile* file) {
   file->link = LinkTarget(file->path);
   // O_NONBLOCK: a FIFO in the file's place must not hang the open.
   const int fd = open(file->path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -116,11 +117,19 @@ absl::Status Fingerprint(const FingerprintOptions& options, SourceFile* file) {
       return absl::OkStatus();
     }
   }
+  // Held until the digest is kept.
+  absl::StatusOr<Descriptor> claim;
   if (options.cache != nullptr) {
-    if (std::optional<std::string> known = options.cache->Find(file->path, file->stat)) {
-      file->digest = *std::move(known);
-      return absl::OkStatus();
-    }
+    const auto find = [&] {
+      std::optional<std::string> known = options.cache->Find(file->path, file->stat);
+      if (known) file->digest = *std::move(known);
+      return !file->digest.empty();
+    };
+    if (find()) return absl::OkStatus();
+    claim =
+        options.cache->Claim(file->path, wait ? options.cache->deadline() : absl::InfinitePast());
+    if (!wait && absl::IsDeadlineExceeded(claim.status())) return absl::OkStatus();
+    if (find()) return absl::OkStatus();
   }
   Sha256 hash;
   std::vector<char> buffer(kReadBytes);
@@ -140,12 +149,20 @@ absl::Status Fingerprint(const FingerprintOptions& options, SourceFile* file) {
   return absl::OkStatus();
 }
 
-// One failure of all, the first in the order of the files.
+// First what nobody else hashes, then the rest, which by then is mostly known. One failure of all:
+// in each of the two the first in the order of the files.
 absl::Status FingerprintAll(const FingerprintOptions& options, std::vector<SourceFile>* files) {
-  return RunChunks(static_cast<int64_t>(files->size()), std::clamp(options.threads, 1, kThreadsMax),
-                   "hashing weight files",
-                   [&](int64_t i) { return Fingerprint(options, &(*files)[i]); })
-      .status();
+  for (const bool wait : {false, true}) {
+    std::vector<SourceFile*> unknown;
+    for (SourceFile& file : *files) {
+      if (file.digest.empty()) unknown.push_back(&file);
+    }
+    const absl::StatusOr<int> threads = RunChunks(
+        static_cast<int64_t>(unknown.size()), std::clamp(options.threads, 1, kThreadsMax),
+        "hashing weight files", [&](int64_t i) { return Fingerprint(options, wait, unknown[i]); });
+    RETURN_IF_ERROR(threads.status());
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<SourceFile>> ListFiles(absl::Span<const SourceFiles> sources) {

@@ -1,7 +1,8 @@
 // What the files of a checkpoint contain, as a digest, and whether they still are those files.
 //
-//   DigestCache cache(root / "source-digests");
-//   ASSIGN_OR_RETURN(SourceFingerprint sources, FingerprintSources({{"vae", files}}, options));
+//   const DigestCache cache = store->digests(deadline);
+//   ASSIGN_OR_RETURN(SourceFingerprint sources,
+//                    FingerprintSources({{"vae", files}}, {.cache = &cache}));
 //   IdentityInputs inputs = {.source = sources.digest()};
 //   ...
 //   RETURN_IF_ERROR(sources.CheckUnchanged());
@@ -12,52 +13,20 @@
 // Files are hashed by several threads, unless a content is known: from the digest cache, or, for a
 // model named by its hub id, from the name of the blob that a snapshot's link leads to, which in a
 // hub cache is the SHA-256 of its content. A link that merely looks like one is never trusted.
-// Stateless; any thread.
+// Processes with one cache share the work. Stateless; any thread.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "loader/hwr/digest_cache.h"
 
 namespace dlo::hwr {
-
-// What tells one state of a file from another.
-struct FileStat {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  int64_t size = 0;
-  int64_t mtime_ns = 0;
-  int64_t ctime_ns = 0;
-  bool operator==(const FileStat&) const = default;
-};
-
-// Digests of files by absolute path: believed only as long as the file's FileStat stands. Any
-// failure of the cache means that a file is hashed, no more. Thread-safe; processes may share the
-// folder.
-class DigestCache {
- public:
-  // The folder is created, with mode 0700, when the first digest is kept; its parent must be there.
-  explicit DigestCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
-
-  const std::filesystem::path& folder() const { return folder_; }
-
-  std::optional<std::string> Find(const std::filesystem::path& file, const FileStat& stat) const;
-  void Keep(const std::filesystem::path& file, const FileStat& stat,
-            const std::string& digest) const;
-
- private:
-  std::filesystem::path EntryOf(const std::filesystem::path& file) const;
-
-  const std::filesystem::path folder_;
-};
 
 // One component's weight files.
 struct SourceFiles {

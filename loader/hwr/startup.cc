@@ -146,7 +146,7 @@ Decision Startup::Resolve(const Identify& identify) {
 
   const absl::StatusOr<Identified> identified = [&] {
     const PhaseTimer timer(record_, Phase::kIdentity);
-    return identify(store_->digest_folder());
+    return identify(store_->digests(deadline_));
   }();
   if (!identified.ok()) {
     Reason reason = Reason::kIdentityFailed;

@@ -28,7 +28,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -92,13 +91,12 @@ class Startup {
   // kFail; the store is not touched.
   Decision Ineligible(absl::string_view why);
 
-  // What `identify` gives; runs with the store's digest folder.
+  // What `identify` gives; runs with the store's digests of sources.
   struct Identified {
     Identity identity;
     int64_t bytes_hashed = 0;
   };
-  using Identify =
-      std::function<absl::StatusOr<Identified>(const std::filesystem::path& digest_folder)>;
+  using Identify = std::function<absl::StatusOr<Identified>(const DigestCache& digests)>;
 
   // UNRESOLVED: opens the store, computes the identity, looks it up. A hit: kRestore. With mode
   // disabled as SkipDirect.

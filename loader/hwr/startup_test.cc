@@ -34,7 +34,7 @@ class StartupTest : public ::testing::Test {
     return {.mode = mode, .store = {.root = root(), .file_ops = &ops_}, .wait = absl::Seconds(20)};
   }
   Startup::Identify Identify() {
-    return [this](const fs::path&) -> absl::StatusOr<Startup::Identified> {
+    return [this](const DigestCache&) -> absl::StatusOr<Startup::Identified> {
       ++identified_;
       return Startup::Identified{identity_, 42};
     };
@@ -160,6 +160,25 @@ TEST_F(StartupTest, AFailedPublicationDoesNotFailTheStart) {
   EXPECT_EQ(startup.record().outcome, Outcome::kCanonicalFallback);
 }
 
+// Not even if that one hangs.
+TEST_F(StartupTest, AStartDoesNotWaitForAnotherThatPublishes) {
+  Startup first(Settings(Mode::kPreferred));
+  ASSERT_EQ(first.Resolve(Identify()), Decision::kLoad);
+  SmallProducer producer;
+  producer.on_produce = [&](int, int) {
+    if (producer.calls > 1) return;
+    StartupSettings settings = Settings(Mode::kPreferred);
+    settings.wait = absl::InfiniteDuration();
+    Startup second(settings);
+    ASSERT_EQ(second.Resolve(Identify()), Decision::kLoad);
+    SmallProducer idle;
+    EXPECT_EQ(second.Publish(SmallLayout(), idle).outcome, PublicationOutcome::kBusy);
+    EXPECT_EQ(idle.calls, 0);
+    second.InService();
+  };
+  EXPECT_EQ(first.Publish(SmallLayout(), producer).outcome, PublicationOutcome::kPublished);
+}
+
 TEST_F(StartupTest, ACorruptArtifactIsReplacedInPreferred) {
   Populate();
   fs::remove(root() / "artifacts" / identity_.key / "READY.json");
@@ -190,7 +209,7 @@ TEST_F(StartupTest, WhatSomebodyMustLookAtFailsInPreferredToo) {
     EXPECT_FALSE(startup.status().ok());
   };
   StartupSettings settings = Settings(Mode::kPreferred);
-  settings.store.policy = StorePolicy{.max_store_bytes = 1};
+  settings.store.policy.max_store_bytes = 1;
   fails(settings, Reason::kPolicyMismatch);
   settings = Settings(Mode::kPreferred);
   settings.store.mount_table = [] { return "1 0 0:1 / / rw - nfs4 host:/ rw\n"; };
@@ -225,7 +244,7 @@ TEST_F(StartupTest, AnIdentityThatCannotBeComputedIsSurvivedInPreferred) {
   for (const auto& [status, reason] : failures) {
     for (const Mode mode : {Mode::kPreferred, Mode::kRequired}) {
       Startup startup(Settings(mode));
-      EXPECT_EQ(startup.Resolve([&, s = status](const fs::path&) { return s; }),
+      EXPECT_EQ(startup.Resolve([&, s = status](const DigestCache&) { return s; }),
                 mode == Mode::kPreferred ? Decision::kLoad : Decision::kFail);
       EXPECT_EQ(Last(startup).reason, reason);
       EXPECT_EQ(Last(startup).stage, Stage::kIdentity);

@@ -27,8 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // What Open makes; a root that holds anything else and no domain.json is no store.
+constexpr char kDigestFolder[] = "source-digests";
 constexpr const char* kFolders[] = {"locks", "artifacts", "staging", "quarantine",
-                                    "deny",  "pins",      "checks",  "source-digests"};
+                                    "deny",  "pins",      "checks",  kDigestFolder};
 
 Failure OpenFailure(const absl::Status& status, Reason otherwise) {
   if (absl::IsDeadlineExceeded(status)) {
@@ -112,7 +113,14 @@ std::optional<Failure> WriteMissingDocuments(FileOps& ops, int root, const Domai
 std::string PolicyText(const StorePolicy& policy) {
   return absl::StrCat("at most ", policy.max_store_bytes, " bytes, an artifact ",
                       policy.max_artifact_bytes, ", ", policy.min_free_bytes,
-                      " left free (0: no limit)");
+                      " left free (0: none)");
+}
+
+bool Satisfies(const StorePolicy& policy, const StorePolicy& asked) {
+  const auto is = [](int64_t limit, int64_t wanted) { return wanted == 0 || wanted == limit; };
+  return is(policy.max_store_bytes, asked.max_store_bytes) &&
+         is(policy.max_artifact_bytes, asked.max_artifact_bytes) &&
+         is(policy.min_free_bytes, asked.min_free_bytes);
 }
 
 }  // namespace
@@ -216,7 +224,7 @@ Store::OpenResult StoreImpl::Open(const StoreOptions& options) {
     if (!lock.ok()) return at_root(OpenFailure(lock.status(), Reason::kNotPrivate));
     std::optional<Failure> failure = WriteMissingDocuments(
         ops, root, {.id = RandomHex(16), .storage_class = storage, .filesystem = *type},
-        options.policy.value_or(StorePolicy()));
+        options.policy);
     if (!failure) failure = ReadDocuments(ops, root, &domain, &impl->policy);
     if (failure) return at_root(*std::move(failure));
   } else if (std::optional<Failure> failure = ReadDocuments(ops, root, &domain, &impl->policy)) {
@@ -226,11 +234,11 @@ Store::OpenResult StoreImpl::Open(const StoreOptions& options) {
     return at_root({Stage::kDomain, Reason::kStorageClassMismatch,
                     absl::StrCat("made on ", domain.filesystem, ", and now on ", *type)});
   }
-  if (options.policy && *options.policy != impl->policy) {
+  if (!Satisfies(impl->policy, options.policy)) {
     return at_root({Stage::kDomain, Reason::kPolicyMismatch,
                     absl::StrCat("the store was made with other limits: ", PolicyText(impl->policy),
-                                 "; asked for: ", PolicyText(*options.policy),
-                                 ". Ask for its own, or use another root")});
+                                 "; asked for: ", PolicyText(options.policy),
+                                 ". Ask for its own or for none, or use another root")});
   }
   impl->domain_id = domain.id;
   return std::unique_ptr<Store>(new Store(std::move(impl)));
@@ -269,8 +277,7 @@ absl::StatusOr<StoreInventory> StoreImpl::Inventory() const {
       }
       entry.bytes = BytesBelow(opened->get());
       entry.last_lease = absl::TimeFromTimespec(info.st_mtim);
-      // A look that lasts no longer than it takes; what waits for this lock looks again.
-      entry.leased = !TryLock(opened->get(), LockKind::kExclusive);
+      entry.leased = IsShared(opened->get());
       absl::StatusOr<std::string> bytes = [&]() -> absl::StatusOr<std::string> {
         struct stat file_info;
         ASSIGN_OR_RETURN(
@@ -306,6 +313,10 @@ Store::OpenResult Store::Open(const StoreOptions& options) { return StoreImpl::O
 const fs::path& Store::root() const { return impl_->root; }
 const std::string& Store::domain_id() const { return impl_->domain_id; }
 const StorePolicy& Store::policy() const { return impl_->policy; }
+
+DigestCache Store::digests(absl::Time deadline) const {
+  return DigestCache(root() / kDigestFolder, {.read_only = impl_->read_only, .deadline = deadline});
+}
 
 LookupResult Store::Lookup(const Identity& identity, const LookupOptions& options) {
   return impl_->Lookup(identity.key, &identity.document, options, /*remember=*/true);

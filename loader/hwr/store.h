@@ -32,6 +32,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "loader/hwr/digest_cache.h"
 #include "loader/hwr/identity.h"
 #include "loader/hwr/layout.h"
 #include "loader/hwr/lease.h"
@@ -42,8 +43,7 @@ namespace dlo::hwr {
 class FileOps;
 class StoreImpl;
 
-// Limits of a store, in bytes; 0: none. Written down by who makes the store; later users must ask
-// for the same.
+// Limits of a store, in bytes; 0: none. Written down by who makes the store.
 struct StorePolicy {
   int64_t max_store_bytes = 0;  // of every file below the root
   int64_t max_artifact_bytes = 0;
@@ -54,8 +54,8 @@ struct StorePolicy {
 
 struct StoreOptions {
   std::filesystem::path root;  // created with mode 0700; its parent must be there
-  // nullopt: that of the store as it is; of a new one, no limits.
-  std::optional<StorePolicy> policy;
+  // What is asked for must be what the store was made with; 0: whatever that is.
+  StorePolicy policy;
   // Only look: nothing is created or changed, no lock is waited for. Reason::kNotFound without a
   // store.
   bool read_only = false;
@@ -141,8 +141,9 @@ class Store {
   const std::filesystem::path& root() const;
   const std::string& domain_id() const;
   const StorePolicy& policy() const;
-  // For DigestCache; counts against the limits.
-  std::filesystem::path digest_folder() const { return root() / "source-digests"; }
+  // Of sources, in a folder of the store, which counts against the limits; read-only as the store.
+  // `deadline`: of waiting for others that hash.
+  DigestCache digests(absl::Time deadline) const;
 
   LookupResult Lookup(const Identity& identity, const LookupOptions& options);
 

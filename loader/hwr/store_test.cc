@@ -506,16 +506,34 @@ TEST_F(StoreTest, APolicyThatDiffersByOneNumberIsRefusedAndNothingChanges) {
        {&StorePolicy::max_store_bytes, &StorePolicy::max_artifact_bytes,
         &StorePolicy::min_free_bytes}) {
     options.policy = policy;
-    (*options.policy).*field += 1;
+    options.policy.*field += 1;
     const Failure failure = OpenFailure(options);
     EXPECT_EQ(failure.reason, Reason::kPolicyMismatch);
     EXPECT_FALSE(failure.retryable());
   }
   EXPECT_EQ(Snapshot(root()), before);
+}
+
+TEST_F(StoreTest, OnlyTheLimitsThatAreAskedForAreCompared) {
+  const StorePolicy policy = {
+      .max_store_bytes = 1 << 30, .max_artifact_bytes = 1 << 20, .min_free_bytes = 7};
+  StoreOptions options = Options();
   options.policy = policy;
-  EXPECT_NE(OpenStore(options), nullptr);
-  options.policy.reset();
-  EXPECT_EQ(OpenStore(options)->policy(), policy) << "who asks for none takes what is there";
+  ASSERT_NE(OpenStore(options), nullptr);
+  for (const StorePolicy& asked :
+       {policy, StorePolicy(), StorePolicy{.max_store_bytes = policy.max_store_bytes},
+        StorePolicy{.max_artifact_bytes = policy.max_artifact_bytes},
+        StorePolicy{.min_free_bytes = policy.min_free_bytes}}) {
+    for (const bool read_only : {false, true}) {
+      options.policy = asked;
+      options.read_only = read_only;
+      const auto store = OpenStore(options);
+      ASSERT_NE(store, nullptr);
+      EXPECT_EQ(store->policy(), policy);
+    }
+  }
+  options.policy = {.max_store_bytes = policy.max_store_bytes, .min_free_bytes = 8};
+  EXPECT_EQ(OpenFailure(options).reason, Reason::kPolicyMismatch);
 }
 
 std::string MountTable(const std::string& type, const std::string& at = "/") {
@@ -642,6 +660,24 @@ TEST_F(StoreTest, LookingReadOnlyLeavesTheTreeAsItIs) {
 
   EXPECT_EQ(Snapshot(root()), before);
   EXPECT_EQ(fs::last_write_time(Artifact(identity_)), time);
+}
+
+// While it looks, what it looks at can be leased and evicted, without waiting.
+TEST_F(StoreTest, AnInventoryIsInNobodysWay) {
+  const auto store = Open();
+  ASSERT_EQ(Publish(*store, identity_).outcome, PublicationOutcome::kPublished);
+  FaultyFileOps ops;
+  const auto lister = OpenStore({.root = root(), .read_only = true, .file_ops = &ops});
+  std::vector<LookupStatus> seen;
+  ops.on_read = [&] {
+    seen.push_back(store->Lookup(identity_, {.deadline = absl::InfinitePast()}).status);
+  };
+  ASSERT_TRUE(lister->Inventory().ok());
+  EXPECT_THAT(seen, ::testing::Contains(LookupStatus::kHit));
+  EXPECT_THAT(seen, ::testing::Each(LookupStatus::kHit));
+  ops.on_read = [&] { store->Evict(identity_.key, absl::Now()).IgnoreError(); };
+  ASSERT_TRUE(lister->Inventory().ok());
+  EXPECT_EQ(Lookup(*store, identity_).status, LookupStatus::kMiss);
 }
 
 // --- room

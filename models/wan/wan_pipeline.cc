@@ -29,6 +29,7 @@
 #include "loader/hwr/lease.h"
 #include "models/component_weights.h"
 #include "models/cpu_allocator.h"
+#include "models/host_weight_identity.h"
 #include "models/model_card.h"
 #include "models/schedulers/flow_solver.h"
 #include "models/text/prompt_clean.h"
@@ -548,8 +549,19 @@ class WanBuilder : public ModelBuilder {
     mapped_bytes_ = 0;
   }
 
-  absl::Status CopyPart(const std::string& component, int part, std::byte* to) override {
-    return weights_.at(component).CopyPart(part, to);
+  hwr::ArtifactLayout layout() const override {
+    hwr::ArtifactLayout layout;
+    for (const OffloadComponent& component : plan_.components) {
+      layout.push_back(DescribeComponent(component.name, component.specs));
+    }
+    return layout;
+  }
+  absl::Status CopyPart(const std::string& component, int part, absl::Span<std::byte> to) override {
+    const auto weights = weights_.find(component);
+    if (weights == weights_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("the model has no ", component));
+    }
+    return Annotate(weights->second.CopyPart(part, to), component);
   }
   const std::byte* part_data(const std::string& component, int part) override {
     return weights_.at(component).part_data(part);

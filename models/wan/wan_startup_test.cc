@@ -2,6 +2,8 @@
 // that nothing is touched that is not to be. Real stores and checkpoints; faults are made in their
 // files at the moment that the start enters a state.
 #include <ATen/ATen.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <unistd.h>
 
@@ -509,6 +511,30 @@ class WanStartupFailure : public WanStartup {
 
 TEST_F(WanStartupFailure, WithoutAStoreTheBlocksWouldBeMapped) {
   EXPECT_THAT(Start(Mode::kDisabled).backings(), testing::Contains("checkpoint"));
+}
+
+// What is published has been finished in private memory.
+TEST_F(WanStartupFailure, AMissIsLoadedIntoPrivateMemoryAndPublished) {
+  fs::remove_all(store());
+  const Started started = Start(Mode::kPreferred);
+  ASSERT_TRUE(started.status.ok()) << started.status;
+  EXPECT_EQ(started.record().publication.outcome, PublicationOutcome::kPublished);
+  EXPECT_EQ(started.backings(), kAllInMemory);
+}
+
+TEST_F(WanStartupFailure, WhereNothingIsPublishedBlocksAreMappedAsWithoutAStore) {
+  const hwr::Descriptor artifact(
+      open((store() / "artifacts" / key_).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(flock(artifact.get(), LOCK_EX | LOCK_NB), 0);
+  PipelineOptions options = Options(Mode::kPreferred);
+  options.host_weights.wait = absl::Milliseconds(100);
+  const Started started = Start(options);
+  ASSERT_TRUE(started.status.ok()) << started.status;
+  EXPECT_EQ(started.record().outcome, Outcome::kCanonicalFallback);
+  EXPECT_THAT(started.reasons(), testing::ElementsAre(Reason::kLockTimeout));
+  EXPECT_EQ(started.record().publication.outcome, PublicationOutcome::kNotAttempted);
+  EXPECT_EQ(started.backings(), Start(Mode::kDisabled).backings());
+  EXPECT_EQ(Video(*started.pipeline), CanonicalVideo());
 }
 
 // The last component's bytes go when the first ones are bound.
