@@ -8,10 +8,11 @@
 // and faulting its mapping in. With a warm one, on one thread and by its processor time: memcpy of
 // the same bytes between two buffers, casting between two buffers, and loading; once with a page
 // cache that loading has filled from the disk, once with one that holds what was written a few KiB
-// at a time, as downloads and copies do (Linux keeps the file in pieces of 2 MiB, or in small ones).
-// Prints medians of ROUNDS (5), and ratios of bytes a second; in memory both bytes read and bytes
-// written count. Buffers begin at a page, as those that weights are loaded to do, and have been
-// written to before, but for fresh ones, whose pages Linux clears when they are first written to.
+// at a time, as downloads and copies do (Linux keeps the file in pieces of 2 MiB, or in small
+// ones). Prints medians of ROUNDS (5), and ratios of bytes a second; in memory both bytes read and
+// bytes written count. Buffers begin at a page, as those that weights are loaded to do, and have
+// been written to before, but for fresh ones, whose pages Linux clears when they are first written
+// to.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>

@@ -140,11 +140,12 @@ DLO_CLONES void Copy(const std::byte* __restrict source, std::byte* __restrict d
     source += head;
     destination += head;
     bytes -= head;
-    const size_t streamed = ForUnits<64>(source, bytes, [&](size_t at) __attribute__((always_inline)) {
-      StreamedUnit<64> unit;
-      std::memcpy(unit.bytes, source + at, 64);
-      unit.Store(destination + at);
-    });
+    const size_t streamed =
+        ForUnits<64>(source, bytes, [&](size_t at) __attribute__((always_inline)) {
+          StreamedUnit<64> unit;
+          std::memcpy(unit.bytes, source + at, 64);
+          unit.Store(destination + at);
+        });
     EndStores();
     source += streamed;
     destination += streamed;

@@ -15,8 +15,8 @@
 
 namespace dlo {
 
-// Parts of mappings, in any order. Those without a gap between them count as one; such that are
-// shorter than 2 MiB stay as they are, as reading 2 MiB around them would read what nobody asks for.
+// Parts of mappings, in any order. Those without a gap between them count as one; what is shorter
+// than 2 MiB stays as it is, as reading 2 MiB around it would read what nobody asks for.
 void AdviseHugePages(std::vector<absl::Span<const std::byte>> parts);
 
 }  // namespace dlo

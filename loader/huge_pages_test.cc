@@ -47,7 +47,8 @@ class HugePagesTest : public testing::Test {
     }
     // Tensors of 3, 1 and 4 MiB.
     const std::string bytes(4 * kMiB, '\0');
-    const auto data = absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), 4 * kMiB);
+    const auto data =
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), 4 * kMiB);
     for (const auto& [name, mib] : sizes_) {
       tensors_.push_back({name, DType::kI8, {mib * kMiB}, data.subspan(0, mib * kMiB)});
       specs_.push_back({.name = name, .shape = {mib * kMiB}, .dtype = DType::kI8});

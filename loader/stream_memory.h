@@ -1,8 +1,9 @@
 // How much memory is walked through fast. Internal to loader/.
 //
-//   const size_t done = ForUnits<256>(source, bytes, [&](size_t at) __attribute__((always_inline)) {
+//   const auto use = [&](size_t at) __attribute__((always_inline)) {
 //     UseUnit(source + at);   // 256 bytes
-//   });
+//   };
+//   const size_t done = ForUnits<256>(source, bytes, use);
 //   UseRest(source + done, bytes - done);
 //
 // A core's prefetchers follow each page by themselves and begin anew in the next, so one that reads
