@@ -101,7 +101,7 @@ DLO_INLINE void CastLoop(const std::byte* __restrict source, std::byte* __restri
     destination += head * kOut;
     count -= head;
     const size_t streamed =
-        ForUnits<kElements * kIn>(count * kIn,
+        ForUnits<kElements * kIn>(source, count * kIn,
                                   [&](size_t at) __attribute__((always_inline)) {
                                     StreamedUnit<kElements * kOut> unit;
                                     CastSome<From, To>(source + at, unit.bytes, kElements);
@@ -140,11 +140,12 @@ DLO_CLONES void Copy(const std::byte* __restrict source, std::byte* __restrict d
     source += head;
     destination += head;
     bytes -= head;
-    const size_t streamed = ForUnits<64>(bytes, [&](size_t at) __attribute__((always_inline)) {
-      StreamedUnit<64> unit;
-      std::memcpy(unit.bytes, source + at, 64);
-      unit.Store(destination + at);
-    });
+    const size_t streamed =
+        ForUnits<64>(source, bytes, [&](size_t at) __attribute__((always_inline)) {
+          StreamedUnit<64> unit;
+          std::memcpy(unit.bytes, source + at, 64);
+          unit.Store(destination + at);
+        });
     EndStores();
     source += streamed;
     destination += streamed;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,7 @@
 #include "base/sigbus_guard.h"
 #include "base/status_macros.h"
 #include "loader/chunk_threads.h"
+#include "loader/huge_pages.h"
 
 namespace dlo {
 namespace {
@@ -61,13 +63,16 @@ absl::Status Populate(const Chunk& chunk) {
 absl::StatusOr<FaultInStats> FaultIn(absl::Span<const PackPiece> pieces, int threads) {
   FaultInStats stats;
   std::vector<Chunk> chunks;
+  std::vector<absl::Span<const std::byte>> mapped;
   for (const PackPiece& piece : pieces) {
     if (piece.file == nullptr) continue;
+    mapped.emplace_back(piece.source, static_cast<size_t>(piece.bytes));
     for (int64_t begin = 0; begin < piece.bytes; begin += kChunkBytes) {
       chunks.push_back({&piece, begin, std::min(kChunkBytes, piece.bytes - begin)});
     }
     stats.bytes += piece.bytes;
   }
+  AdviseHugePages(std::move(mapped));
   const int64_t disk_before = DiskBytesRead();
   const absl::Time start = absl::Now();
   ASSIGN_OR_RETURN(stats.threads,

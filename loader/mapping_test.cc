@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -135,17 +137,21 @@ class FaultInTest : public testing::Test {
                 .file = &file_,
                 .tensor = "b"}};
   }
-  // Of the mapping, in this process: by /proc, as mincore tells of the page cache.
+  // Of the mapping, in this process: by /proc, as mincore tells of the page cache. Its parts may be
+  // listed one by one.
   int64_t MappedResidentKib() const {
-    const std::string address =
-        absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(file_.bytes().data())), "-");
+    const auto first = reinterpret_cast<uintptr_t>(file_.bytes().data());
     std::ifstream in("/proc/self/smaps");
     bool here = false;
+    int64_t kib = 0;
     for (std::string line; std::getline(in, line);) {
-      if (line.starts_with(address)) here = true;
-      if (here && line.starts_with("Rss:")) return std::stoll(line.substr(4));
+      if (uintptr_t begin = 0; std::sscanf(line.c_str(), "%" SCNxPTR "-", &begin) == 1 &&
+                               line.find('-') < line.find(' ')) {
+        here = begin >= first && begin < first + kBytes;
+      }
+      if (here && line.starts_with("Rss:")) kib += std::stoll(line.substr(4));
     }
-    return -1;
+    return kib;
   }
 
   TempFolder folder_;

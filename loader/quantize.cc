@@ -59,7 +59,7 @@ DLO_INLINE T MaxOfMany(const std::byte* source, size_t count, T mask) {
   constexpr size_t kUnit = 256 / sizeof(T);
   T lanes[kUnit] = {};
   const size_t done =
-      ForUnits<256>(count * sizeof(T), [&](size_t at) __attribute__((always_inline)) {
+      ForUnits<256>(source, count * sizeof(T), [&](size_t at) __attribute__((always_inline)) {
         for (size_t i = 0; i < kUnit; ++i) {
           T bits;
           std::memcpy(&bits, source + at + i * sizeof(bits), sizeof(bits));
@@ -95,7 +95,7 @@ DLO_CLONES void QuantizeFloats(const std::byte* __restrict source, float scale,
   size_t done = 0;
   if (reinterpret_cast<uintptr_t>(destination) % 16 == 0) {
     // By value: a reference might be to what is stored to.
-    done = ForUnits<256>(count * sizeof(float),
+    done = ForUnits<256>(source, count * sizeof(float),
                          [=](size_t at) __attribute__((always_inline)) {
                            StreamedUnit<64> unit;
                            QuantizeSome(source + at, scale, unit.bytes, 64);

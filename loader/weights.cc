@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "loader/cast.h"
 #include "loader/chunk_threads.h"
+#include "loader/huge_pages.h"
 #include "loader/messages.h"
 #include "loader/quantize.h"
 
@@ -443,6 +444,14 @@ absl::Status LoadChunk(const Chunk& chunk) {
   return status;
 }
 
+void AdviseHugePagesOfWholes(const LoadPlan& plan) {
+  std::vector<absl::Span<const std::byte>> wholes;
+  for (const Transfer& transfer : plan.transfers) {
+    if (!transfer.part) wholes.push_back(transfer.source.data);
+  }
+  AdviseHugePages(std::move(wholes));
+}
+
 // Read-ahead would bring in what lies between the parts.
 void SetReadAheadOfParts(const LoadPlan& plan, bool on) {
   for (const Transfer& transfer : plan.transfers) {
@@ -466,6 +475,7 @@ absl::Status LoadTensors(const Checkpoint& checkpoint, absl::Span<const TensorSp
                          absl::Span<std::byte* const> destinations, const LoadOptions& options) {
   ASSIGN_OR_RETURN(const LoadPlan plan, PlanTransfers(checkpoint, specs, destinations, options));
   const std::vector<Chunk> chunks = SplitIntoChunks(plan);
+  AdviseHugePagesOfWholes(plan);
   SetReadAheadOfParts(plan, false);
   const absl::Cleanup read_ahead = [&plan] { SetReadAheadOfParts(plan, true); };
   RETURN_IF_ERROR(RunChunks(static_cast<int64_t>(chunks.size()), options.threads, "loading weights",
