@@ -1,5 +1,8 @@
 #include "loader/hwr/filesystem.h"
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -88,6 +91,36 @@ absl::StatusOr<std::string> FilesystemOf(const std::filesystem::path& path,
 std::string ReadMountTable() {
   std::ifstream in("/proc/self/mountinfo");
   return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+}
+
+absl::StatusOr<std::string> FilesystemOfNumber(int64_t number) {
+  switch (number) {
+    case EXT4_SUPER_MAGIC:  // ext2 and ext3, too
+      return "ext4";
+    case XFS_SUPER_MAGIC:
+      return "xfs";
+    case BTRFS_SUPER_MAGIC:
+      return "btrfs";
+    case F2FS_SUPER_MAGIC:
+      return "f2fs";
+    case OVERLAYFS_SUPER_MAGIC:
+      return "overlay";
+    case TMPFS_MAGIC:
+      return "tmpfs";
+    default:
+      return absl::NotFoundError(
+          absl::StrCat("its filesystem, number 0x", absl::Hex(number), ", is not known"));
+  }
+}
+
+absl::StatusOr<std::string> FilesystemAt(const std::filesystem::path& path) {
+  const absl::StatusOr<std::string> mounted = FilesystemOf(path, ReadMountTable());
+  if (mounted.ok()) return mounted;
+  struct statfs info;
+  if (statfs(path.c_str(), &info) != 0 && statfs(path.parent_path().c_str(), &info) != 0) {
+    return mounted;
+  }
+  return FilesystemOfNumber(info.f_type);
 }
 
 }  // namespace dlo::hwr

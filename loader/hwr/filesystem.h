@@ -1,6 +1,6 @@
-// Which filesystem a path is on, and whether a store may be there. Internal to loader/hwr/. Pure.
+// Which filesystem a path is on, and whether a store may be there. Internal to loader/hwr/.
 //
-//   ASSIGN_OR_RETURN(std::string type, FilesystemOf("/var/lib/dlo", ReadMountTable()));
+//   ASSIGN_OR_RETURN(std::string type, FilesystemAt("/var/lib/dlo"));
 //   if (ClassOf(type) == StorageClass::kRefused) ...
 #pragma once
 
@@ -30,5 +30,12 @@ absl::StatusOr<std::string> FilesystemOf(const std::filesystem::path& path,
 
 // /proc/self/mountinfo; empty if it cannot be read.
 std::string ReadMountTable();
+
+// By the number that a local filesystem gives itself, `f_type` of statfs(2). NOT_FOUND for others.
+absl::StatusOr<std::string> FilesystemOfNumber(int64_t number);
+
+// Of an absolute, normal path, of which the last part need not be there, by this process' mount
+// table. That of a process in a chroot says nothing of the root itself: then by number.
+absl::StatusOr<std::string> FilesystemAt(const std::filesystem::path& path);
 
 }  // namespace dlo::hwr

@@ -170,8 +170,9 @@ Store::OpenResult StoreImpl::Open(const StoreOptions& options) {
     return failure;
   };
 
-  const absl::StatusOr<std::string> type =
-      FilesystemOf(impl->root, options.mount_table ? options.mount_table() : ReadMountTable());
+  const absl::StatusOr<std::string> type = options.mount_table
+                                               ? FilesystemOf(impl->root, options.mount_table())
+                                               : FilesystemAt(impl->root);
   if (!type.ok() || ClassOf(*type) == StorageClass::kRefused) {
     return at_root({Stage::kDomain, Reason::kFilesystemRefused,
                     type.ok() ? absl::StrCat("a store cannot be on ", *type,

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -831,7 +832,18 @@ TEST(FilesystemTest, TheMostSpecificMountPointCounts) {
   EXPECT_EQ(*FilesystemOf("/with blank/x", table), "tmpfs");
   EXPECT_EQ(*FilesystemOf("/twice/x", table), "fuse.sshfs") << "the later one is on top";
   EXPECT_FALSE(FilesystemOf("/home", "rubbish\n").ok());
-  EXPECT_TRUE(FilesystemOf(fs::canonical(fs::temp_directory_path()), ReadMountTable()).ok());
+}
+
+TEST(FilesystemTest, ANumberTellsWhatTheMountTableTells) {
+  const fs::path folder = fs::canonical(fs::temp_directory_path());
+  ASSERT_TRUE(FilesystemAt(folder).ok());
+  EXPECT_EQ(*FilesystemAt(folder / "not there yet"), *FilesystemAt(folder));
+  struct statfs info;
+  ASSERT_EQ(statfs(folder.c_str(), &info), 0);
+  const absl::StatusOr<std::string> by_number = FilesystemOfNumber(info.f_type);
+  ASSERT_TRUE(by_number.ok()) << by_number.status();
+  EXPECT_EQ(ClassOf(*by_number), ClassOf(*FilesystemAt(folder)));
+  EXPECT_THAT(FilesystemOfNumber(0x6969).status().message(), HasSubstr("0x6969")) << "NFS";
 }
 
 TEST(FilesystemTest, OnlyKnownLocalTypesAreAllowed) {
