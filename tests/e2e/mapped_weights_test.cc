@@ -45,11 +45,11 @@ bool full_size = false;
 
 std::string Binary(const std::string& name) { return absl::StrCat(DLO_BINARY_DIR, "/bin/", name); }
 
-// A transformer of the small shape has 36 blocks of 8.4 MB; Wan 2.1 1.3B has 30 of 93 MB.
+// A transformer of the small shape has 72 blocks of 8.4 MB; Wan 2.1 1.3B has 30 of 93 MB.
 struct Shape {
   int heads = 4;
   int ffn = 2048;
-  int blocks = 36;
+  int blocks = 72;
 };
 constexpr Shape kSmall = {};
 constexpr Shape kWan13B = {.heads = 12, .ffn = 8960, .blocks = 30};
