@@ -23,8 +23,8 @@ tensors outside the blocks are the workers' own; the share of checkpoint and art
 
 With `--reference-python` (of ../shared/tools/reference-env) diffusers loads the same repository once, in the same dtype, from the page cache.
 
-Exits with 1 unless videos are equal, sums from pages of a file are at most 1.05 copies and the workers without, and the warm start needs at most a quarter of the time of
-the ordinary one, both with the page cache warm.
+Exits with 1 unless videos are equal, sums from pages of a file are at most 1.05 copies and the workers without, and the warm start needs at
+most a quarter of the time of the ordinary one, both with the page cache warm.
 """
 
 import argparse
