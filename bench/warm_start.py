@@ -363,7 +363,8 @@ def run(args, scratch):
             json.dump({"rows": [{"name": r.name, "outcome": r.outcome(), "serving_s": r.serving_s, "all_s": r.all_s, "pss": r.pss,
                                  "device_bytes": r.device_bytes, "bus_bytes": r.bus_bytes, "cached_before": r.cached_before,
                                  "cached_after": r.cached_after, "phases": r.phases()} for r in rows],
-                       "empty_pss": empty_pss, "copy_bytes": artifact_bytes, "empty_mapped_pss": empty_mapped_pss, "mapped_bytes": mapped_bytes, "ratio": ratio, "diffusers": diffusers}, f, indent=1)
+                       "empty_pss": empty_pss, "copy_bytes": artifact_bytes, "empty_mapped_pss": empty_mapped_pss, "mapped_bytes": mapped_bytes,
+                       "ratio": ratio, "diffusers": diffusers}, f, indent=1)
     if failures:
         sys.exit(1)
 
